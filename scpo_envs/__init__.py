@@ -1,0 +1,29 @@
+"""The tasks of the SCPO paper, registered with Gymnasium by `import scpo_envs`.
+
+SafetyBallCircle-v0, SafetyBallRun-v0, SafetyBallGather-v0 and SafetyBallReach-v0 are the 2021 Bullet-Safety-Gym tasks the
+paper trained on. PyPI's bullet-safety-gym 1.4.0 has other tasks under the same names (see docs/tasks.md): they stay reachable
+as `release/SafetyBallCircle-v0` and so on, and its Car, Drone and Ant tasks under their own ids.
+"""
+
+import gymnasium as gym
+
+try:
+    # Registers the package's ids and loads nothing else (no PyBullet). It has to happen before ours: Python runs a module
+    # once, so a later `import bullet_safety_gym` by anybody can no longer replace the paper's tasks.
+    import bullet_safety_gym  # noqa: F401
+except ImportError:
+    pass  # making a Ball task says what to install
+
+BALL_TASKS = ("Circle", "Run", "Gather", "Reach")
+
+for task in BALL_TASKS:
+    env_id = f"SafetyBall{task}-v0"
+    released = gym.registry.pop(env_id, None)
+    if released is not None:
+        gym.register(
+            f"release/{env_id}",
+            entry_point=released.entry_point,
+            max_episode_steps=released.max_episode_steps,
+            kwargs=released.kwargs,
+        )
+    gym.register(env_id, entry_point=f"scpo_envs.ball_tasks:Ball{task}", max_episode_steps=250)
