@@ -182,7 +182,9 @@ class BallTask(gym.Env):
         checked = {}
         for name, value in (options or {}).items():
             if name not in self.option_shapes:
-                raise ValueError(f"reset option {name!r} is unknown; {type(self).__name__} takes {', '.join(self.option_shapes)}")
+                raise ValueError(
+                    f"reset option {name!r} is unknown; {type(self).__name__} takes {', '.join(self.option_shapes)}"
+                )
             value, shape = np.asarray(value, dtype=np.float64), self.option_shapes[name]
             if len(value.shape) != len(shape) or any(want not in (None, got) for want, got in zip(shape, value.shape)):
                 raise ValueError(f"reset option {name!r} must have shape {shape}, not {value.shape}".replace("None", "n"))
@@ -233,7 +235,7 @@ def yaw_to_quaternion(yaw):
 
 
 def nearest_in_bins(x, y, objects, num_bins, reach):
-    """What a ball at (x, y) sees of `objects` [(x, y), ...] in `num_bins` sectors: 1 - distance/reach of the nearest one, else 0.
+    """What a ball at (x, y) sees of `objects` [(x, y), ...] in each sector: 1 - distance/reach of the nearest one, else 0.
 
     Sector of an object: its bearing atan2(dx, dy) + pi, with (dx, dy) from the object to the ball, over 2 pi / num_bins.
     """
@@ -253,8 +255,8 @@ def nearest_in_bins(x, y, objects, num_bins, reach):
 class BallCircle(BallTask):
     """Roll clockwise along a circle of radius 7 m, fast, within |x| <= 6 m.
 
-    Reward 0.1 (-x v_y + y v_x) / (1 + | |p| - 7 |) - 0.005 |a|: the released code's, with which the paper's curves were made; the
-    paper prints 1 + 3 | |p| - 7 |. Cost 1 when |x| > 6. Feature: (|p| - 7) / 10. Never ends early.
+    Reward 0.1 (-x v_y + y v_x) / (1 + | |p| - 7 |) - 0.005 |a|. That is the released code's, with which the paper's curves were
+    made; the paper prints 1 + 3 | |p| - 7 |. Cost 1 when |x| > 6. Feature: (|p| - 7) / 10. Never ends early.
     """
 
     num_features = 8
