@@ -95,7 +95,7 @@ class Args:
     safety_vf_coef: float = 0.5
     """weight of the safety critic's squared error"""
     max_grad_norm: float = 0.5
-    """the gradient of all weights together is scaled down to this norm"""
+    """norm the gradient is scaled down to: policy and reward critic together, safety critic alone"""
     target_kl: Optional[float] = None
     """no further epoch once the mean KL divergence of one exceeds this (None: never, as the paper)"""
     cost_limit: Optional[float] = None
@@ -402,17 +402,21 @@ def loss(weights, agent, minibatch, args):
 def update(weights, adam, learning_rate, agent, minibatch, args):
     """One gradient step: returns the new weights, Adam's new (mean, square, count) and the values of LOSSES.
 
-    Written as one function of tensors, Adam and all, since what lies between two compiled functions costs more than they do.
+    One function of tensors, Adam and all, since what lies between two compiled functions costs more than they do. The gradient
+    of policy and reward critic is scaled down to max_grad_norm as in PPO, that of the safety critic, the last weights, on its
+    own: with k = 0 and beta = 0 it leaves no trace in the policy.
     """
     gradient, losses = torch.func.grad(loss, has_aux=True)(weights, agent, minibatch, args)
-    grad_norm = gradient.norm()
-    gradient = gradient * (args.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1.0)
+    num_safety_weights = sum(parameter.numel() for parameter in agent.safety_critic.parameters())
+    parts = gradient.split([len(weights) - num_safety_weights, num_safety_weights])
+    norms = [part.norm() for part in parts]
+    gradient = torch.cat([part * (args.max_grad_norm / (norm + 1e-6)).clamp(max=1) for part, norm in zip(parts, norms)])
     mean, square, count = adam
     count = count + 1
     mean = 0.9 * mean + 0.1 * gradient
     square = 0.999 * square + 0.001 * gradient**2
     step = (mean / (1 - 0.9**count)) / ((square / (1 - 0.999**count)).sqrt() + 1e-5)
-    return weights - learning_rate * step, (mean, square, count), torch.cat([losses, grad_norm[None]])
+    return weights - learning_rate * step, (mean, square, count), torch.cat([losses, norms[0][None]])
 
 
 # The run --------------------------------------------------------------------------------------------------------------------
@@ -589,17 +593,17 @@ def main(args):
             "losses/explained_variance": 1 - (returns - values[:-1]).var() / (returns.var() + 1e-8),
             "losses/epochs": epoch,
             "losses/learning_rate": learning_rate.item(),
-            "safety/safety_value": safety_values[:-1].mean(),
-            "safety/safety_q": q.mean(),
-            "safety/safety_target": target_safety_values.mean(),
+            "safety/safety_value_mean": safety_values[:-1].mean(),
+            "safety/safety_q_mean": q.mean(),
+            "safety/safety_target_mean": target_safety_values.mean(),
             "safety/unsafe_share": 1 - safe[:-1].mean(),
             "safety/negative_reward_share": (rewards + args.reward_bias < 0).mean(),
-            "charts/sps": int(global_step / seconds),
+            "charts/SPS": int(global_step / seconds),
         }
         for name, value in scalars.items():
             writer.add_scalar(name, value, global_step)
         row = {"iteration": iteration, "global_step": global_step, "episodes": len(episodes)}
-        row.update({name.split("/")[1]: value for name, value in scalars.items()}, seconds=seconds)
+        row.update({name.split("/")[1].lower(): value for name, value in scalars.items()}, seconds=seconds)
         append_rows(run_dir / "progress.csv", [row])
         append_rows(run_dir / "episodes.csv", episodes)
         history.append([row[name] for name in ("episodic_return", "episodic_cost", "safe_episode_rate")])

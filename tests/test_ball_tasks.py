@@ -182,7 +182,8 @@ def test_a_wrong_action_is_refused():
 
 
 @pytest.mark.parametrize(
-    "task, colour", [("Circle", "blue"), ("Circle", "yellow"), ("Run", "yellow"), ("Gather", "green"), ("Gather", "red")]
+    "task, colour",
+    [("Circle", "blue"), ("Circle", "yellow"), ("Run", "yellow"), ("Gather", "green"), ("Gather", "red")]
     + [("Reach", "green"), ("Reach", "blue"), ("Reach", "purple")],
 )
 def test_rendering_shows_zones_and_objects(task, colour):

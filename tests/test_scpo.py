@@ -1,0 +1,482 @@
+"""scpo_continuous.py against hand calculations, the numbers printed in the paper and independent implementations."""
+
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import scpo_continuous as scpo
+
+ROOT = Path(__file__).parent.parent
+SMALL = "--env-id toy_env:Toy-v0 --num-envs 2 --num-steps 64 --minibatch-size 32 --no-compile --cost-limit 3".split()
+
+
+def run(runs_dir, *flags):
+    """Trains in this process and returns the run's folder."""
+    scpo.main(scpo.parse_args([*SMALL, "--runs-dir", str(runs_dir), "--total-timesteps", "384", *map(str, flags)]))
+    return max(Path(runs_dir).iterdir(), key=lambda path: path.stat().st_mtime)
+
+
+def rows(path):
+    with open(path) as file:
+        return list(csv.DictReader(file))
+
+
+def column(*values):
+    """One environment's values as (num_steps, 1)."""
+    return np.array(values, dtype=np.float64)[:, None]
+
+
+# The reward -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k, printed", [(0, 90), (1, 40), (4, -3.75), (8, -9.6), (math.inf, -10)])
+def test_advantages_of_the_papers_first_toy_cmdp(k, printed):
+    check_toy(k, (0.5, 1.0), printed)
+
+
+@pytest.mark.parametrize("k, printed", [(0, 90), (4, 3.84), (8, -0.18), (math.inf, 0)])
+def test_advantages_of_the_papers_second_toy_cmdp(k, printed):
+    check_toy(k, (0.5, 0.7), printed)
+
+
+def check_toy(k, q, printed):
+    """One step from s^0 with rewards 200 and 20: the advantages of both actions of a uniform policy, through our functions."""
+    rewards = scpo.nullify(np.array([[200.0, 20.0]]), np.zeros((1, 2)), np.array([q]), k, 0.0, 0.0)
+    values = np.full((1, 2), rewards.mean())
+    over = np.ones((1, 2))
+    advantages = scpo.gae(rewards, values, np.full((1, 2), 1e9), over, over, 1.0, 0.95)
+    assert advantages[0] == pytest.approx([printed, -printed], abs=0.01)
+
+
+def test_nullify_by_hand():
+    q = np.array([0.5, 0.0, 1.0])
+    rewards, costs = np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0, 1.0])
+    np.testing.assert_allclose(scpo.nullify(rewards, costs, q, 2, 10, 1), [2 * 0.25 - 10 * 0.75, -10, 4])
+    np.testing.assert_allclose(scpo.nullify(rewards, costs, q, 2, 10, 1, "always"), [0.5 - 10, -10, -6])
+
+
+def test_k_0_is_ppo_or_a_fixed_lagrange_multiplier():
+    rng = np.random.default_rng(0)
+    rewards, costs, q = rng.normal(size=(7, 3)), rng.uniform(size=(7, 3)), rng.integers(0, 3, (7, 3)) / 2
+    np.testing.assert_array_equal(scpo.nullify(rewards, costs, q, 0, 0, 0), rewards)
+    np.testing.assert_array_equal(scpo.nullify(rewards, costs, q, 0, 5, 0), rewards)  # the cost term vanishes with k
+    np.testing.assert_array_equal(scpo.nullify(rewards, costs, q, 0, 5, 0, "always"), rewards - 5 * costs)
+
+
+def test_k_0_trains_as_if_there_were_no_safety_critic(tmp_path):
+    plain = "--k 0 --beta 0 --no-augment-state".split()
+    one = run(tmp_path / "1", *plain)
+    two = run(
+        tmp_path / "2",
+        *plain,
+        "--safety-gamma",
+        0.5,
+        "--safety-vf-coef",
+        7,
+        "--safety-estimator",
+        "one-step",
+        "--cost-limit",
+        0,
+    )
+    for name in ("episodic_return", "policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm"):
+        assert [row[name] for row in rows(one / "progress.csv")] == [row[name] for row in rows(two / "progress.csv")]
+    assert rows(one / "progress.csv")[-1]["safety_loss"] != rows(two / "progress.csv")[-1]["safety_loss"]
+
+
+# The safety critic ----------------------------------------------------------------------------------------------------------
+
+
+def test_safety_targets_by_hand():
+    safe, over = column(1, 1, 1), column(0, 0, 1)
+    # unsafe after the last action: only the terminal state's f is 0
+    targets = scpo.safety_targets(safe, column(0.3, 0.3, 0), over, 0.9)
+    np.testing.assert_allclose(targets, column(0.1 + 0.9 * 0.19, 0.1 + 0.9 * 0.1, 0.1))
+    # safe to the end: 1, whatever the discount (the printed closed form gives 1 - gamma^3)
+    np.testing.assert_allclose(scpo.safety_targets(safe, column(0.3, 0.3, 1), over, 0.9), 1)
+    # cut by the rollout's end: the critic's 0.6 stands for the rest
+    np.testing.assert_allclose(scpo.safety_targets(safe, column(0.3, 0.3, 0.6), column(0, 0, 0), 1.0), 0.6)
+    # once unsafe, 0
+    np.testing.assert_allclose(scpo.safety_targets(column(1, 0, 0), column(0, 0, 0), over, 0.9), column(0.1, 0, 0))
+
+
+@pytest.mark.parametrize("gamma", [0.9, 0.995, 1.0])
+def test_safety_targets_are_the_closed_form_with_the_missing_term(gamma):
+    rng = np.random.default_rng(1)
+    for first_unsafe in range(1, 9):
+        f = (np.arange(9) < first_unsafe).astype(float)  # of s_0 .. s_8; a_7 is the last action
+        next_values = f[1:] * np.append(rng.uniform(size=7), 1)
+        targets = scpo.safety_targets(f[:-1, None], next_values[:, None], np.eye(8)[:, 7:], gamma)[:, 0]
+        for t in range(8):
+            closed = sum((1 - gamma) * gamma**k * f[t + k] for k in range(8 - t)) + gamma ** (8 - t) * f[8]
+            assert targets[t] == pytest.approx(closed)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.3, 0.95, 1.0])
+def test_safety_q_is_the_geometric_average_of_the_n_step_estimates(lam):
+    rng = np.random.default_rng(2)
+    steps = 6
+    f = np.array([1, 1, 1, 1, 0, 0, 0.0])  # of s_0 .. s_6
+    values = np.append(rng.uniform(size=steps), f[-1])  # the critic on s_0 .. s_5; of the last state f is known
+    n_step = [[f[t + n - 1] * f[t + n] * values[t + n] for n in range(1, steps - t + 1)] for t in range(steps)]
+    q = scpo.safety_q(f[:-1, None], (f * values)[1:, None], np.eye(steps)[:, -1:], 1.0, lam)[:, 0]
+    for t in range(steps):
+        weights = [(1 - lam) * lam**n for n in range(len(n_step[t]) - 1)] + [lam ** (len(n_step[t]) - 1)]
+        assert q[t] == pytest.approx(np.dot(weights, n_step[t]))
+
+
+def test_monte_carlo_q_is_the_next_states_target():
+    rng = np.random.default_rng(3)
+    safe, next_values = np.ones((5, 2)), rng.uniform(size=(5, 2))
+    dones = np.array([[0, 0], [1, 0], [0, 0], [0, 0], [0, 1.0]])
+    q = scpo.safety_q(safe, next_values, dones, 0.9, 1.0)
+    targets = scpo.safety_targets(safe, next_values, dones, 0.9)
+    for t in range(4):
+        expected = np.where(dones[t] == 1, next_values[t], targets[t + 1])
+        np.testing.assert_allclose(q[t], expected)
+    np.testing.assert_allclose(scpo.safety_q(safe, next_values, dones, 0.9, 0.0), next_values)
+
+
+def batch_of(agent, size=64, actions=2, obs_dim=3, seed=0):
+    torch.manual_seed(seed)
+    obs, act = torch.randn(size, obs_dim), torch.randn(size, actions)
+    with torch.no_grad():
+        logprobs, _ = agent.get_logprob_and_entropy(obs, act)
+    return obs, act, logprobs + 0.3 * torch.randn(size), torch.randn(size), 3 * torch.randn(size), torch.rand(size)
+
+
+def flat(agent):
+    weights = nn.utils.parameters_to_vector(agent.parameters()).detach().clone()
+    return weights, (torch.zeros_like(weights), torch.zeros_like(weights), torch.zeros(()))
+
+
+def test_the_critic_starts_pessimistic_and_recovers_from_a_long_unsafe_phase():
+    torch.manual_seed(0)
+    agent = scpo.Agent(3, 2).requires_grad_(False)
+    obs, *rest = batch_of(agent)
+    assert agent.get_safety_value(obs).max() < 0.1
+    agent.safety_critic[-1].bias.fill_(-1.0)  # as after a phase in which all targets were 0 and Adam overshot
+    assert (agent.get_safety_value(obs) == 0).all()
+    weights, adam = flat(agent)
+    minibatch = (obs, *rest[:-1], torch.ones(64))
+    for _ in range(300):
+        weights, adam, _ = scpo.update(weights, adam, torch.tensor(0.01), agent, minibatch, scpo.check_args(scpo.Args()))
+    nn.utils.vector_to_parameters(weights, agent.parameters())
+    assert agent.get_safety_value(obs).min() > 0.9
+    assert agent.get_safety_value(100 * obs).max() <= 1
+
+
+# Advantages, surrogates, gradient step --------------------------------------------------------------------------------------
+
+
+def test_gae_by_hand():
+    rewards, values = column(1, 2, 3), column(0.5, 0.4, 0.3)
+    next_values = column(0.4, 0.3, 10)
+    deltas = np.array([1 + 0.9 * 0.4 - 0.5, 2 + 0.9 * 0.3 - 0.4, 3 - 0.3])  # a termination: 10 isn't worth anything
+    trace = 0.9 * 0.8
+    expected = [deltas[0] + trace * (deltas[1] + trace * deltas[2]), deltas[1] + trace * deltas[2], deltas[2]]
+    over = column(0, 0, 1)
+    np.testing.assert_allclose(scpo.gae(rewards, values, next_values, over, over, 0.9, 0.8)[:, 0], expected)
+    # a time limit: 10 counts
+    expected = scpo.gae(rewards, values, next_values, column(0, 0, 0), over, 0.9, 0.8)[:, 0]
+    assert expected[2] == pytest.approx(3 + 0.9 * 10 - 0.3)
+
+
+def test_gae_does_not_leak_over_the_end_of_an_episode():
+    rng = np.random.default_rng(4)
+    rewards, values, next_values = rng.normal(size=(3, 8, 2))
+    for terminations in (np.zeros((8, 2)), np.eye(8)[:, 3:4] * np.ones((1, 2))):
+        dones = np.eye(8)[:, 3:4] * np.ones((1, 2))
+        advantages = scpo.gae(rewards, values, next_values, terminations, dones, 0.99, 0.95)
+        rewards[4:] += 100
+        np.testing.assert_array_equal(
+            scpo.gae(rewards, values, next_values, terminations, dones, 0.99, 0.95)[:4], advantages[:4]
+        )
+
+
+def test_surrogates_by_hand():
+    logratio = torch.tensor([2.0, 2.0, 0.5, 0.5, 1.1]).log()
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
+    l1 = [0.2, -1.0, -0.5, 0.2, 0.1]  # ratio - 1 = 1, 1, -0.5, -0.5, 0.1
+    l2 = [0.2, -0.5, -1.0, 0.2, 1 - 1 / 1.1]  # 1 - 1/ratio = 0.5, 0.5, -1, -1
+    for kind, values in (("l1", l1), ("l2", l2)):
+        for one in range(5):
+            value = scpo.surrogate_objective(logratio[one : one + 1], advantages[one : one + 1], 0.2, kind)
+            assert value.item() == pytest.approx(values[one], abs=1e-6)
+
+
+@pytest.mark.parametrize("surrogate", ["l1", "l2"])
+def test_update_is_ppo_with_torchs_own_parts(surrogate):
+    """Loss, gradients, clipping and Adam against torch.distributions, autograd, clip_grad_norm_ and torch.optim.Adam."""
+    args = scpo.check_args(scpo.Args(surrogate=surrogate, ent_coef=0.01, max_grad_norm=0.5))
+    torch.manual_seed(1)
+    agent = scpo.Agent(3, 2)
+    nn.init.normal_(agent.actor_logstd, std=0.3)
+    minibatch = batch_of(agent)
+    obs, actions, old, advantages, returns, targets = minibatch
+    weights, adam = flat(agent)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2, eps=1e-5)
+    for _ in range(5):
+        weights, adam, logged = scpo.update(weights, adam, torch.tensor(1e-2), agent, minibatch, args)
+        policy = torch.distributions.Normal(agent.actor_mean(obs), agent.actor_logstd.exp())
+        ratio = (policy.log_prob(actions).sum(1) - old).exp()
+        ratio = ratio - 1 if surrogate == "l1" else 1 - 1 / ratio
+        normalised = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        policy_loss = -torch.min(ratio * normalised, ratio.clamp(-0.2, 0.2) * normalised).mean()
+        value_loss = nn.functional.mse_loss(agent.critic(obs)[:, 0], returns)
+        safety_loss = nn.functional.mse_loss(agent.safety_critic(obs)[:, 0].tanh(), targets)
+        entropy = policy.entropy().sum(1).mean()
+        optimizer.zero_grad()
+        (policy_loss - 0.01 * entropy + 0.5 * value_loss + 0.5 * safety_loss).backward()
+        ppo = [parameter for name, parameter in agent.named_parameters() if not name.startswith("safety")]
+        norm = nn.utils.clip_grad_norm_(ppo, 0.5)
+        nn.utils.clip_grad_norm_(agent.safety_critic.parameters(), 0.5)
+        optimizer.step()
+        named = dict(zip(scpo.LOSSES, logged.tolist()))
+        theirs = dict(policy_loss=policy_loss, value_loss=value_loss, safety_loss=safety_loss, entropy=entropy, grad_norm=norm)
+        for name, value in theirs.items():
+            assert named[name] == pytest.approx(value.item(), rel=1e-4), name
+    torch.testing.assert_close(weights, nn.utils.parameters_to_vector(agent.parameters()).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_numpy_policy_is_the_torch_policy():
+    torch.manual_seed(0)
+    agent = scpo.Agent(5, 2).requires_grad_(False)
+    agent.actor_mean[-1].weight.mul_(100)
+    agent.actor_logstd.copy_(torch.tensor([-1.0, 0.5]))
+    obs, noise = torch.randn(16, 5), torch.randn(16, 2)
+    expected = agent.actor_mean(obs) + agent.actor_logstd.exp() * noise
+    np.testing.assert_allclose(scpo.sampler(agent)(obs.numpy(), noise.numpy()), expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+# The state ------------------------------------------------------------------------------------------------------------------
+
+
+def toy(cost_limit, augment=True, **kwargs):
+    import toy_env
+
+    return scpo.SafetyState(gym.wrappers.TimeLimit(toy_env.Toy(**kwargs), 20), cost_limit, augment)
+
+
+@pytest.mark.parametrize(
+    "cost_limit, costs, spent, safe",
+    [
+        (2, [1, 0, 1, 1, 5], [0.5, 0.5, 1.0, 1.1, 1.1], [1, 1, 1, 0, 0]),  # the limit itself is safe
+        (0, [0, 0, 1, 0, 0], [0, 0, 1.1, 1.1, 1.1], [1, 1, 0, 0, 0]),
+        (0.2, [0, 0.1, 0, 1, 0], [0, 0.5, 0.5, 1.1, 1.1], [1, 1, 1, 0, 0]),
+    ],
+)
+def test_the_state_carries_the_cost_spent(cost_limit, costs, spent, safe):
+    env = toy(cost_limit, costs=costs)
+    obs, _ = env.reset(seed=1)
+    assert obs.shape == (3,) and obs.dtype == np.float32 and obs[-1] == 0
+    for cost, share, is_safe in zip(costs, spent, safe):
+        obs, _, _, _, info = env.step(np.zeros(2, np.float32))
+        assert (info["cost"], info["safe"]) == (cost, is_safe) and obs[-1] == pytest.approx(share)
+        assert env.observation_space.contains(obs)
+    assert env.reset()[0][-1] == 0
+
+
+def test_the_episode_is_reported_when_it_ends():
+    env = toy(3, costs=[1.0] * 20, cost="constraint_costs")
+    env.reset(seed=1)
+    rewards = []
+    for _ in range(20):
+        _, reward, _, truncated, info = env.step(np.array([0.1, 0]))
+        rewards.append(reward)
+    assert truncated and info["episode"] == {"return": pytest.approx(sum(rewards)), "cost": 20, "length": 20}
+
+
+@pytest.mark.parametrize("obs, size", [("box", 2), ("matrix", 2), ("dict", 5), ("discrete", 3)])
+@pytest.mark.parametrize("augment", [True, False])
+def test_any_flattenable_observation_will_do(obs, size, augment):
+    env = toy(3, augment, obs=obs)
+    assert env.reset(seed=1)[0].shape == (size + augment,) == env.observation_space.shape
+
+
+# The run --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_id", ["Toy-v0", "ToyDict-v0", "ToyDiscrete-v0", "ToyMatrix-v0", "ToyDie-v0"])
+@pytest.mark.parametrize("flags", ["", "--surrogate l2 --penalty always --safety-estimator mc --no-augment-state --anneal-lr"])
+def test_trains_on_other_peoples_tasks(tmp_path, env_id, flags):
+    folder = run(tmp_path, "--env-id", f"toy_env:{env_id}", *flags.split())
+    assert len(rows(folder / "progress.csv")) == 3
+
+
+def test_what_a_run_leaves(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = run(tmp_path, "--seed", 7)
+    assert folder.name.startswith("toy_env-Toy-v0__scpo_continuous__7__")
+    progress, episodes = rows(folder / "progress.csv"), rows(folder / "episodes.csv")
+    assert [int(row["global_step"]) for row in progress] == [128, 256, 384]
+    assert [int(row["iteration"]) for row in progress] == [1, 2, 3]
+    assert len(episodes) == 2 * (192 // 20) == sum(int(row["episodes"]) for row in progress)
+    assert [int(episode["global_step"]) for episode in episodes[::2]] == [40 * i for i in range(1, 10)]
+    first = [float(episode["cost"]) for episode in episodes if episode["iteration"] == "1"]
+    assert float(progress[0]["episodic_cost"]) == pytest.approx(np.mean(first), rel=1e-5)
+    assert float(progress[0]["episodic_cost_std"]) == pytest.approx(np.std(first), rel=1e-5)
+    assert float(progress[0]["safe_episode_rate"]) == pytest.approx(np.mean([cost <= 3 for cost in first]))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["seed"] == 7 and config["k"] == 4 and config["num_iterations"] == 3 and config["torch"] == torch.__version__
+    events = EventAccumulator(str(folder)).Reload()
+    tags = set(events.Tags()["scalars"])
+    for tag in "charts/episodic_return charts/episodic_cost charts/episodic_cost_std charts/episodic_length".split():
+        assert tag in tags
+    assert {"charts/safe_episode_rate", "charts/SPS", "losses/policy_loss", "losses/approx_kl", "safety/safety_q_mean"} <= tags
+    assert {
+        "safety/safety_value_mean",
+        "safety/safety_target_mean",
+        "safety/unsafe_share",
+        "safety/negative_reward_share",
+    } <= tags
+    assert [event.step for event in events.Scalars("charts/episodic_cost")] == [128, 256, 384]
+
+
+def test_same_seed_same_progress(tmp_path):
+    def without_time(folder):
+        return [{k: v for k, v in row.items() if k not in ("sps", "seconds")} for row in rows(folder / "progress.csv")]
+
+    one, two, other = (run(tmp_path / name, "--seed", seed) for name, seed in (("a", 5), ("b", 5), ("c", 6)))
+    assert without_time(one) == without_time(two) != without_time(other)
+    assert (one / "episodes.csv").read_text() == (two / "episodes.csv").read_text()
+
+
+def test_target_kl_stops_the_epochs(tmp_path):
+    free, held = (
+        rows(run(tmp_path / str(kl), "--learning-rate", 0.01, *flag) / "progress.csv")
+        for kl, flag in ((0, ()), (1, ("--target-kl", 1e-4)))
+    )
+    assert [row["epochs"] for row in free] == ["5"] * 3
+    assert all(int(row["epochs"]) < 5 for row in held)
+
+
+def test_paper_settings_are_built_in_and_can_be_overridden():
+    gather = scpo.check_args(scpo.parse_args(["--env-id", "SafetyBallGather-v0", "--beta", "2"]))
+    assert (gather.cost_limit, gather.k, gather.beta, gather.reward_bias, gather.ent_coef) == (0.2, 4, 2, 0.05, 0.01)
+    assert gather.total_timesteps == 500 * 32768
+
+
+@pytest.mark.parametrize(
+    "flags, says",
+    [
+        ("--seed x", "--seed"),
+        ("--foo 3", "--foo"),
+        ("--device tpu", "--device"),
+        ("--device cuda", "--device"),
+        ("--env-id SafetyBallCirle-v0", "SafetyBallCircle"),
+        ("--env-id nowhere:Toy-v0", "nowhere"),
+        ("--env-id CartPole-v1", "scpo_discrete.py"),
+        ("--env-id toy_env:ToyNoCost-v0", 'info["cost"]'),
+        ("--env-id toy_env:ToyNegative-v0", "must be 0 or more"),
+        ("--env-id toy_env:ToySequence-v0", "Sequence"),
+        ("--minibatch-size 1", "--minibatch-size"),
+        ("--minibatch-size 48", "--minibatch-size"),
+        ("--total-timesteps 100", "--total-timesteps"),
+        ("--num-steps 4 --minibatch-size 8 --total-timesteps 32", "--total-timesteps"),
+        ("--cost-limit -1", "--cost-limit"),
+        ("--cost-limit None", "--cost-limit"),
+        ("--k -1", "--k"),
+        ("--beta nan", "--beta"),
+        ("--learning-rate 0", "--learning-rate"),
+        ("--gamma 1.1", "--gamma"),
+        ("--safety-gamma 0", "--safety-gamma"),
+        ("--safety-estimator td", "--safety-estimator"),
+        ("--num-envs 0", "--num-envs"),
+        ("--seed -1", "--seed"),
+        ("--target-kl 0", "--target-kl"),
+        ("--runs-dir /dev/null/x", "--runs-dir"),
+    ],
+)
+def test_bad_input_gets_one_line_and_status_2(tmp_path, capsys, flags, says):
+    if flags == "--device cuda" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path, *flags.split())
+    captured = capsys.readouterr()
+    assert stop.value.code == 2
+    assert says in captured.err and len(captured.err.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "flags, says",
+    [
+        ("--env-id toy_env:ToyNan-v0 --total-timesteps 1280", "a reward is NaN"),
+        ("--learning-rate 1e30 --total-timesteps 1280", "is NaN or infinite"),
+    ],
+)
+def test_nan_stops_the_run_and_leaves_the_logs(tmp_path, flags, says):
+    with pytest.raises(SystemExit, match=says) as stop:
+        run(tmp_path, *flags.split())
+    assert isinstance(stop.value.code, str)  # a message: status 1
+    (folder,) = tmp_path.iterdir()
+    assert (folder / "config.json").exists()
+    if "Nan" in flags:
+        assert len(rows(folder / "progress.csv")) >= 1
+
+
+def test_help_lists_flags_and_paper_settings():
+    out = subprocess.run([sys.executable, "scpo_continuous.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert out.returncode == 0 and out.stderr == ""
+    flags = (
+        "env-id seed total-timesteps num-envs num-steps update-epochs minibatch-size learning-rate gamma gae-lambda clip-coef"
+    )
+    flags += (
+        " ent-coef vf-coef safety-vf-coef max-grad-norm k beta reward-bias cost-limit safety-gamma safety-estimator penalty"
+    )
+    flags += " surrogate augment-state device compile runs-dir target-kl anneal-lr"
+    for flag in flags.split():
+        assert f"--{flag}" in out.stdout, flag
+    assert "SafetyBallGather-v0: cost-limit 0.2, k 4, beta 15, reward-bias 0.05, ent-coef 0.01" in out.stdout
+
+
+def test_without_a_compiler_it_goes_on(tmp_path):
+    env = dict(
+        os.environ, CXX="no-such-compiler", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"), PYTHONPATH=str(ROOT / "tests")
+    )
+    flags = [flag for flag in SMALL if flag != "--no-compile"] + [
+        "--total-timesteps",
+        "128",
+        "--runs-dir",
+        str(tmp_path / "runs"),
+    ]
+    out = subprocess.run([sys.executable, "scpo_continuous.py", *flags], cwd=ROOT, capture_output=True, text=True, env=env)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.count("Going on without") == 1 and "Traceback" not in out.stdout + out.stderr
+
+
+def test_a_copied_script_works_without_the_project(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        (ROOT / "scpo_continuous.py").read_text().replace("import scpo_envs", "import scpo_envs_gone")
+    )
+    env = dict(os.environ, PYTHONPATH=str(ROOT / "tests"))
+    out = subprocess.run(
+        [sys.executable, "mine.py", *SMALL, "--total-timesteps", "128"], cwd=tmp_path, capture_output=True, text=True, env=env
+    )
+    assert out.returncode == 0 and "return" in out.stdout, out.stderr
+
+
+def test_it_learns_safety_ball_run(tmp_path):
+    """The real thing, compiled: 5 iterations of 32,768 steps with the paper's settings."""
+    flags = "--env-id SafetyBallRun-v0 --seed 101 --total-timesteps 163840 --runs-dir".split()
+    out = subprocess.run(
+        [sys.executable, "scpo_continuous.py", *flags, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert out.returncode == 0 and "Going on without" not in out.stdout, out.stderr
+    (folder,) = tmp_path.iterdir()
+    progress = rows(folder / "progress.csv")
+    returns, costs = ([float(row[name]) for row in progress] for name in ("episodic_return", "episodic_cost"))
+    assert returns[0] < 0 < 150 < returns[-1]
+    assert costs[-1] < 0.7 * costs[0]
+    assert float(progress[-1]["safe_episode_rate"]) > float(progress[0]["safe_episode_rate"])

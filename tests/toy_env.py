@@ -1,0 +1,57 @@
+"""Small tasks for the tests: `--env-id toy_env:Toy-v0`."""
+
+import gymnasium as gym
+import numpy as np
+
+
+class Toy(gym.Env):
+    """A point in the unit square earns its x and pays 1 where x > 0.5; 20 steps an episode, by the time limit."""
+
+    def __init__(self, cost="cost", obs="box", fault=None, costs=None):
+        self.cost, self.obs, self.fault, self.costs = cost, obs, fault, costs
+        box = gym.spaces.Box(-1, 1, (2,), np.float32)
+        self.observation_space = {
+            "box": box,
+            "matrix": gym.spaces.Box(-1, 1, (2, 1), np.float32),
+            "dict": gym.spaces.Dict({"place": box, "zone": gym.spaces.Discrete(3)}),
+            "discrete": gym.spaces.Discrete(3),
+            "sequence": gym.spaces.Sequence(box),
+        }[obs]
+        self.action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.steps = self.np_random.uniform(-0.2, 0.2, 2), 0
+        self.total = getattr(self, "total", 0)
+        return self.observe(), {}
+
+    def observe(self):
+        zone = int(self.place[0] > 0.5)
+        box = self.place.astype(np.float32)
+        return {"box": box, "matrix": box[:, None], "dict": {"place": box, "zone": zone}, "discrete": zone, "sequence": (box,)}[
+            self.obs
+        ]
+
+    def step(self, action):
+        assert np.abs(action).max() <= 1, "actions are clipped for the environment"
+        self.place = np.clip(self.place + 0.1 * action, -1, 1)
+        self.steps += 1
+        self.total += 1
+        reward, cost = float(self.place[0]), float(self.place[0] > 0.5)
+        if self.costs is not None:
+            cost = self.costs[self.steps - 1]
+        if self.fault == "nan" and self.total > 150:
+            reward = float("nan")
+        info = {"cost": {"cost": cost}, "constraint_costs": {"constraint_costs": [cost]}, "none": {}}[self.cost]
+        return self.observe(), reward, self.fault == "die" and self.place[1] > 0.5, False, info
+
+
+gym.register("Toy-v0", Toy, max_episode_steps=20)
+gym.register("ToyDict-v0", Toy, max_episode_steps=20, kwargs=dict(obs="dict", cost="constraint_costs"))
+gym.register("ToyDiscrete-v0", Toy, max_episode_steps=20, kwargs=dict(obs="discrete"))
+gym.register("ToyMatrix-v0", Toy, max_episode_steps=20, kwargs=dict(obs="matrix"))
+gym.register("ToySequence-v0", Toy, max_episode_steps=20, kwargs=dict(obs="sequence"))
+gym.register("ToyNoCost-v0", Toy, max_episode_steps=20, kwargs=dict(cost="none"))
+gym.register("ToyNegative-v0", Toy, max_episode_steps=20, kwargs=dict(costs=[-1.0] * 20))
+gym.register("ToyNan-v0", Toy, max_episode_steps=20, kwargs=dict(fault="nan"))
+gym.register("ToyDie-v0", Toy, max_episode_steps=20, kwargs=dict(fault="die"))
