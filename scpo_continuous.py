@@ -240,10 +240,9 @@ def make_env(env_id, cost_limit, augment_state):
     """Returns the wrapped environment, or says in one line why there is none; one step shows whether it reports a cost."""
     try:
         env = gym.make(env_id, disable_env_checker=True)
-        if isinstance(env.action_space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
-            fail(f"--env-id {env_id} has discrete actions: use scpo_discrete.py")
         if not isinstance(env.action_space, gym.spaces.Box):
-            fail(f"--env-id {env_id} has actions of type {type(env.action_space).__name__}, but they must be Box")
+            hint = "; for Discrete and MultiDiscrete there is scpo_discrete.py"
+            fail(f"--env-id {env_id}: actions must be Box, not {type(env.action_space).__name__}{hint}")
         if cost_limit is None:
             fail(f"--cost-limit is needed for {env_id}: the cost an episode may spend, 0 or more")
         env = SafetyState(env, cost_limit, augment_state)
@@ -294,31 +293,30 @@ class Agent(nn.Module):
         return self.get_raw_safety_value(obs).clamp(0, 1)
 
     def get_logprob_and_entropy(self, obs, actions):
+        """Of a Gaussian whose standard deviation doesn't depend on the state: both (minibatch,)."""
         noise = (actions - self.actor_mean(obs)) * torch.exp(-self.actor_logstd)
         logprobs = (-0.5 * noise**2 - self.actor_logstd - 0.5 * math.log(2 * math.pi)).sum(-1)
         entropy = (self.actor_logstd + 0.5 + 0.5 * math.log(2 * math.pi)).sum()
-        return logprobs, entropy
+        return logprobs, entropy.expand_as(logprobs)
 
     def forward(self, obs, actions):
         return (*self.get_logprob_and_entropy(obs, actions), self.get_value(obs), self.get_raw_safety_value(obs))
 
 
 def sampler(agent):
-    """Returns the policy as a function of NumPy arrays: (num_envs, obs_dim), noise (num_envs, action_dim) -> actions.
+    """Returns the policy as a function of NumPy arrays: (num_envs, obs_dim), noise (num_envs, action_dim) -> actions, as noise.
 
     For a dozen rows a forward pass in torch costs several times the multiplications.
     """
-    layers = [
+    hidden_1, hidden_2, output = [
         (layer.weight.T.cpu().numpy(), layer.bias.cpu().numpy()) for layer in agent.actor_mean if isinstance(layer, nn.Linear)
     ]
     std = agent.actor_logstd.exp().cpu().numpy()
 
     def sample(obs, noise):
-        hidden = obs
-        for weight, bias in layers[:-1]:
-            hidden = np.tanh(hidden @ weight + bias)
-        weight, bias = layers[-1]
-        return hidden @ weight + bias + std * noise
+        hidden = np.tanh(obs @ hidden_1[0] + hidden_1[1])
+        hidden = np.tanh(hidden @ hidden_2[0] + hidden_2[1])
+        return hidden @ output[0] + output[1] + std * noise
 
     return sample
 
@@ -386,12 +384,13 @@ def loss(weights, agent, minibatch, args):
     shapes = {name: parameter.shape for name, parameter in agent.named_parameters()}
     parts = weights.split([shape.numel() for shape in shapes.values()])
     parameters = {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items())}
-    logprobs, entropy, values, safety_values = torch.func.functional_call(agent, parameters, (obs, actions))
+    logprobs, entropies, values, safety_values = torch.func.functional_call(agent, parameters, (obs, actions))
     logratio = logprobs - old_logprobs
     advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     policy_loss = -surrogate_objective(logratio, advantages, args.clip_coef, args.surrogate)
     value_loss = ((values - returns) ** 2).mean()
     safety_loss = ((safety_values - target_safety) ** 2).mean()
+    entropy = entropies.mean()
     total = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss + args.safety_vf_coef * safety_loss
     ratio = logratio.exp()
     approx_kl = (ratio - 1 - logratio).mean()  # http://joschu.net/blog/kl-approx.html
@@ -486,22 +485,22 @@ def main(args):
         fail(
             f"--total-timesteps {args.total_timesteps} is {steps_each} steps an environment: no episode of {longest} can finish"
         )
-    obs_dim, action_shape = envs[0].observation_space.shape[0], envs[0].action_space.shape
-    low, high = envs[0].action_space.low, envs[0].action_space.high
+    obs_dim, action_space = envs[0].observation_space.shape[0], envs[0].action_space
+    action_dim = math.prod(action_space.shape)
 
     # Networks and optimiser. `update` takes gradients of one flat vector that holds all weights
-    agent = Agent(obs_dim, math.prod(action_shape)).to(device).requires_grad_(False)
+    agent = Agent(obs_dim, action_dim).to(device).requires_grad_(False)
     weights = nn.utils.parameters_to_vector(agent.parameters())
     adam = (torch.zeros_like(weights), torch.zeros_like(weights), torch.zeros((), device=device))
     learning_rate = torch.tensor(args.learning_rate, device=device)
     update_step = update
     if args.compile:
-        update_step = compiled(update, agent, weights, adam, learning_rate, args, obs_dim, math.prod(action_shape))
+        update_step = compiled(update, agent, weights, adam, learning_rate, args, obs_dim, action_dim)
 
     # Storage of an iteration
     obs = np.zeros((args.num_steps + 1, args.num_envs, obs_dim), dtype=np.float32)  # the last row starts the next iteration
     final_obs = np.zeros_like(obs[1:])  # where an episode ended: the state it ended in
-    actions = np.zeros((args.num_steps, args.num_envs, *action_shape), dtype=np.float32)
+    actions = np.zeros((args.num_steps, args.num_envs, action_dim), dtype=np.float32)
     safe = np.ones((args.num_steps + 1, args.num_envs), dtype=np.float32)  # f(s_t)
     rewards, costs, next_safe, terminations, dones = np.zeros((5, args.num_steps, args.num_envs), dtype=np.float32)
 
@@ -520,9 +519,9 @@ def main(args):
         episodes = []
         for t in range(args.num_steps):
             actions[t] = sample_actions(obs[t], noise[t])
-            clipped_actions = np.clip(actions[t], low, high)
+            env_actions = np.clip(actions[t].reshape(-1, *action_space.shape), action_space.low, action_space.high)
             for i, env in enumerate(envs):
-                next_obs, rewards[t, i], terminated, truncated, info = env.step(clipped_actions[i])
+                next_obs, rewards[t, i], terminated, truncated, info = env.step(env_actions[i])
                 costs[t, i] = info["cost"]
                 next_safe[t, i] = safe[t + 1, i] = info["safe"]
                 if terminated or truncated:
@@ -557,7 +556,7 @@ def main(args):
         if args.anneal_lr:
             learning_rate = torch.tensor(args.learning_rate * (1 - (iteration - 1) / num_iterations), device=device)
         b_obs = b_obs[:-1].flatten(0, 1)
-        b_actions = torch.as_tensor(actions, device=device).reshape(batch_size, -1)
+        b_actions = torch.as_tensor(actions, device=device).flatten(0, 1)
         b_logprobs, _ = agent.get_logprob_and_entropy(b_obs, b_actions)
         estimates = [torch.as_tensor(x, device=device).flatten() for x in (advantages, returns, target_safety_values)]
         batch = [b_obs, b_actions, b_logprobs, *estimates]

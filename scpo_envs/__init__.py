@@ -1,8 +1,8 @@
 """The tasks of the SCPO paper, registered with Gymnasium by `import scpo_envs`.
 
 SafetyBallCircle-v0, SafetyBallRun-v0, SafetyBallGather-v0 and SafetyBallReach-v0 are the 2021 Bullet-Safety-Gym tasks the
-paper trained on. PyPI's bullet-safety-gym 1.4.0 has other tasks under the same names (see docs/tasks.md): they stay reachable
-as `release/SafetyBallCircle-v0` and so on, and its Car, Drone and Ant tasks under their own ids.
+paper trained on, CartSafe-v0 is gym-safety's. PyPI's bullet-safety-gym 1.4.0 has other tasks under the same names (see
+docs/tasks.md): they stay reachable as `release/SafetyBallCircle-v0` and so on, its Car, Drone and Ant tasks under their ids.
 """
 
 import gymnasium as gym
@@ -27,3 +27,5 @@ for task in BALL_TASKS:
             kwargs=released.kwargs,
         )
     gym.register(env_id, entry_point=f"scpo_envs.ball_tasks:Ball{task}", max_episode_steps=250)
+
+gym.register("CartSafe-v0", entry_point="scpo_envs.cart_safe:CartSafe", max_episode_steps=300)
