@@ -251,21 +251,13 @@ def make_env(env_id, cost_limit, augment_state):
     return env
 
 
-def layer_init(layer, std=2**0.5, bias_const=0.0):
-    nn.init.orthogonal_(layer.weight, std)
-    nn.init.constant_(layer.bias, bias_const)
-    return layer
-
-
 def mlp(num_inputs, num_outputs, last_std):
-    """Two hidden layers of 64 with tanh, as in the paper."""
-    return nn.Sequential(
-        layer_init(nn.Linear(num_inputs, 64)),
-        nn.Tanh(),
-        layer_init(nn.Linear(64, 64)),
-        nn.Tanh(),
-        layer_init(nn.Linear(64, num_outputs), std=last_std),
-    )
+    """Two hidden layers of 64 with tanh, as in the paper, initialised orthogonally; last_std: gain of the last layer."""
+    layers = [nn.Linear(num_inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_outputs)]
+    for layer, std in zip(layers[::2], (2**0.5, 2**0.5, last_std)):
+        nn.init.orthogonal_(layer.weight, std)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(*layers)
 
 
 class Agent(nn.Module):
@@ -445,7 +437,7 @@ def git_revision():
 
 
 def start_run(args, num_iterations):
-    """Makes runs/<env>__<script>__<seed>__<time>/ with config.json and returns its path."""
+    """Makes <runs-dir>/<env>__<script>__<seed>__<time>/ with config.json and returns its path."""
     name = f"{args.env_id.replace('/', '-').replace(':', '-')}__{Path(__file__).stem}__{args.seed}__{int(time.time())}"
     run_dir = Path(args.runs_dir) / name
     try:
@@ -483,9 +475,7 @@ def main(args):
     envs = [make_env(args.env_id, args.cost_limit, args.augment_state) for _ in range(args.num_envs)]
     steps_each, longest = num_iterations * args.num_steps, envs[0].spec.max_episode_steps or 1
     if steps_each < longest:
-        fail(
-            f"--total-timesteps {args.total_timesteps} is {steps_each} steps an environment: no episode of {longest} can finish"
-        )
+        fail(f"--total-timesteps is {steps_each} steps an environment, but must be at least {longest}, an episode's length")
     obs_dim, action_space = envs[0].observation_space.shape[0], envs[0].action_space
     num_choices = np.ravel(action_space.n if isinstance(action_space, gym.spaces.Discrete) else action_space.nvec).tolist()
     action_dim = len(num_choices)
@@ -529,9 +519,8 @@ def main(args):
                 if terminated or truncated:
                     terminations[t, i], dones[t, i], final_obs[t, i] = terminated, True, next_obs
                     global_step = (iteration - 1) * batch_size + (t + 1) * args.num_envs
-                    episodes.append(
-                        dict(iteration=iteration, global_step=global_step, env=i, **info["episode"], safe=int(info["safe"]))
-                    )
+                    counts = dict(iteration=iteration, global_step=global_step, env=i)
+                    episodes.append(dict(counts, **info["episode"], safe=int(info["safe"])))
                     next_obs, _ = env.reset()
                     safe[t + 1, i] = 1
                 obs[t + 1, i] = next_obs
@@ -579,16 +568,15 @@ def main(args):
 
         # Log
         global_step, seconds = iteration * batch_size, time.time() - start_time
-        episode_returns, episode_costs, lengths, safe_episodes = (
-            np.array([episode[name] for episode in episodes] or [math.nan]) for name in ("return", "cost", "length", "safe")
-        )
+        columns = ([episode[name] for episode in episodes] or [math.nan] for name in ("return", "cost", "length", "safe"))
+        returned, cost, length, was_safe = map(np.array, columns)
         scalars = {
-            "charts/episodic_return": episode_returns.mean(),
-            "charts/episodic_return_std": episode_returns.std(),
-            "charts/episodic_cost": episode_costs.mean(),
-            "charts/episodic_cost_std": episode_costs.std(),
-            "charts/episodic_length": lengths.mean(),
-            "charts/safe_episode_rate": safe_episodes.mean(),
+            "charts/episodic_return": returned.mean(),
+            "charts/episodic_return_std": returned.std(),
+            "charts/episodic_cost": cost.mean(),
+            "charts/episodic_cost_std": cost.std(),
+            "charts/episodic_length": length.mean(),
+            "charts/safe_episode_rate": was_safe.mean(),
             **{f"losses/{name}": value for name, value in zip(LOSSES, torch.stack(losses).mean(0).tolist())},
             "losses/approx_kl": approx_kl,  # of the last epoch: how far the iteration has moved the policy
             "losses/explained_variance": 1 - (returns - values[:-1]).var() / (returns.var() + 1e-8),
@@ -609,6 +597,7 @@ def main(args):
         append_rows(run_dir / "episodes.csv", episodes)
         history.append([row[name] for name in ("episodic_return", "episodic_cost", "safe_episode_rate")])
         bar.set_postfix_str("{} steps/s, return {:.1f}, cost {:.2f}, safe {:.0%}".format(row["sps"], *history[-1]))
+    torch.save({"agent": agent.state_dict(), "args": asdict(args)}, run_dir / "agent.pt")  # loads with weights_only=True
     writer.close()
     for env in envs:
         env.close()

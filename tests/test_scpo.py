@@ -341,6 +341,9 @@ def test_what_a_run_leaves(tmp_path):
         "safety/negative_reward_share",
     } <= tags
     assert [event.step for event in events.Scalars("charts/episodic_cost")] == [128, 256, 384]
+    saved = torch.load(folder / "agent.pt", weights_only=True)
+    scpo.Agent(3, 2).load_state_dict(saved["agent"])
+    assert saved["args"]["env_id"] == "toy_env:Toy-v0"
 
 
 def test_same_seed_same_progress(tmp_path):
