@@ -54,7 +54,7 @@ test-tasks:
 	grep -E "^(gymnasium|numpy|pybullet-arm64)" requirements-modern.txt > .venv-$(TASKS_PYTHON)/requirements.txt
 	.venv-$(TASKS_PYTHON)/bin/pip install -q --disable-pip-version-check -r .venv-$(TASKS_PYTHON)/requirements.txt -r requirements-dev.txt
 	.venv-$(TASKS_PYTHON)/bin/pip install -q --disable-pip-version-check --no-deps bullet-safety-gym==1.4.0
-	.venv-$(TASKS_PYTHON)/bin/python -m pytest tests/test_ball_tasks.py
+	.venv-$(TASKS_PYTHON)/bin/python -m pytest tests/test_ball_tasks.py tests/test_cart_safe.py
 
 clean:
 	rm -rf .venv .venv-*

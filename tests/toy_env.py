@@ -46,6 +46,20 @@ class Toy(gym.Env):
         return self.observe(), reward, self.fault == "die" and self.place[1] > 0.5, False, info
 
 
+class ToyChoice(Toy):
+    """The same with pushes to choose from; "choices": one number an axis, "from5": numbers that start at 5."""
+
+    def __init__(self, actions="choice"):
+        super().__init__()
+        spaces = {"choice": gym.spaces.Discrete(3), "choices": gym.spaces.MultiDiscrete([3, 2])}
+        self.action_space = spaces[actions] if actions in spaces else gym.spaces.Discrete(3, start=5)
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        first = np.ravel(action)[0] - getattr(self.action_space, "start", 0)
+        return super().step(np.array([first - 1, np.ravel(action)[-1] % 2], dtype=float))
+
+
 gym.register("Toy-v0", Toy, max_episode_steps=20)
 gym.register("ToyDict-v0", Toy, max_episode_steps=20, kwargs=dict(obs="dict", cost="constraint_costs"))
 gym.register("ToyDiscrete-v0", Toy, max_episode_steps=20, kwargs=dict(obs="discrete"))
@@ -54,4 +68,7 @@ gym.register("ToySequence-v0", Toy, max_episode_steps=20, kwargs=dict(obs="seque
 gym.register("ToyNoCost-v0", Toy, max_episode_steps=20, kwargs=dict(cost="none"))
 gym.register("ToyNegative-v0", Toy, max_episode_steps=20, kwargs=dict(costs=[-1.0] * 20))
 gym.register("ToyNan-v0", Toy, max_episode_steps=20, kwargs=dict(fault="nan"))
+gym.register("ToyChoice-v0", ToyChoice, max_episode_steps=20)
+gym.register("ToyChoices-v0", ToyChoice, max_episode_steps=20, kwargs=dict(actions="choices"))
+gym.register("ToyFrom5-v0", ToyChoice, max_episode_steps=20, kwargs=dict(actions="from5"))
 gym.register("ToyDie-v0", Toy, max_episode_steps=20, kwargs=dict(fault="die"))

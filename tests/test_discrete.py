@@ -1,0 +1,108 @@
+"""scpo_discrete.py: its policy against torch.distributions, and that it is otherwise scpo_continuous.py."""
+
+import difflib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import scpo_continuous
+import scpo_discrete
+from test_scpo import rows
+
+ROOT = Path(__file__).parent.parent
+SMALL = "--env-id toy_env:ToyChoice-v0 --num-envs 2 --num-steps 64 --minibatch-size 32 --no-compile --cost-limit 3".split()
+
+
+def run(runs_dir, *flags):
+    scpo_discrete.main(
+        scpo_discrete.parse_args([*SMALL, "--runs-dir", str(runs_dir), "--total-timesteps", "384", *map(str, flags)])
+    )
+    return max(Path(runs_dir).iterdir(), key=lambda path: path.stat().st_mtime)
+
+
+def test_shared_functions_are_equal_byte_for_byte():
+    shared = (
+        "fail parse_args check_args safety_lambda SafetyState mlp safety_q safety_targets nullify gae surrogate_objective loss"
+    )
+    for name in [*shared.split(), "update", "compiled", "git_revision", "start_run", "append_rows"]:
+        assert inspect.getsource(getattr(scpo_continuous, name)) == inspect.getsource(getattr(scpo_discrete, name)), name
+
+
+def test_the_diff_shows_the_policy_and_nothing_else():
+    lines = [(ROOT / name).read_text().splitlines() for name in ("scpo_continuous.py", "scpo_discrete.py")]
+    changed = [line for line in difflib.ndiff(*lines) if line[0] in "+-"]
+    assert len(changed) < 70, len(changed)
+
+
+@pytest.mark.parametrize("num_choices", [[2], [3, 2, 4]])
+def test_logprobs_and_entropy_are_those_of_torch(num_choices):
+    torch.manual_seed(0)
+    agent = scpo_discrete.Agent(3, num_choices).requires_grad_(False)
+    agent.actor[-1].weight.mul_(100)
+    obs = torch.randn(50, 3)
+    actions = torch.stack([torch.randint(n, (50,)) for n in num_choices], -1)
+    logprobs, entropies = agent.get_logprob_and_entropy(obs, actions.float())
+    parts = [torch.distributions.Categorical(logits=logits) for logits in agent.actor(obs).split(num_choices, -1)]
+    torch.testing.assert_close(logprobs, sum(part.log_prob(actions[:, i]) for i, part in enumerate(parts)))
+    torch.testing.assert_close(entropies, sum(part.entropy() for part in parts))
+
+
+def test_the_numpy_policy_samples_the_softmax():
+    torch.manual_seed(0)
+    agent = scpo_discrete.Agent(3, [3, 2]).requires_grad_(False)
+    agent.actor[-1].weight.mul_(100)
+    obs = torch.randn(1, 3).expand(200_000, 3)
+    noise = np.random.default_rng(0).gumbel(size=(200_000, 5)).astype(np.float32)
+    actions = scpo_discrete.sampler(agent)(obs.numpy(), noise)
+    for i, logits in enumerate(agent.actor(obs[:1]).split([3, 2], -1)):
+        shares = np.bincount(actions[:, i], minlength=logits.shape[-1]) / len(actions)
+        np.testing.assert_allclose(shares, logits[0].softmax(-1).numpy(), atol=0.005)
+
+
+@pytest.mark.parametrize("env_id", ["toy_env:ToyChoice-v0", "toy_env:ToyChoices-v0", "toy_env:ToyFrom5-v0"])
+def test_trains_on_discrete_and_multidiscrete_tasks(tmp_path, env_id):
+    assert len(rows(run(tmp_path, "--env-id", env_id) / "progress.csv")) == 3
+
+
+def test_paper_settings_of_cart_safe():
+    args = scpo_discrete.check_args(scpo_discrete.parse_args([]))
+    assert (args.env_id, args.k, args.beta, args.ent_coef, args.reward_bias, args.cost_limit) == (
+        "CartSafe-v0",
+        5,
+        3,
+        0.001,
+        0,
+        1,
+    )
+    assert gym.spec("CartSafe-v0").max_episode_steps == 300 and args.total_timesteps == 150 * 32768
+
+
+def test_ppo_is_k_0_beta_0(tmp_path):
+    """Return and episodes don't depend on anything of the safety critic."""
+    plain = "--k 0 --beta 0 --no-augment-state".split()
+    one, two = run(tmp_path / "1", *plain), run(tmp_path / "2", *plain, "--safety-gamma", 0.5, "--cost-limit", 0)
+    returns = [[row["return"] for row in rows(folder / "episodes.csv")] for folder in (one, two)]
+    assert returns[0] == returns[1]
+
+
+def test_continuous_actions_are_sent_to_the_sibling(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path, "--env-id", "toy_env:Toy-v0")
+    assert stop.value.code == 2 and re.search("scpo_continuous.py", capsys.readouterr().err)
+
+
+def test_cart_safe_becomes_safe(tmp_path):
+    """The real thing, compiled: from a wild cart to one within the limit in 5 iterations of 32,768 steps."""
+    flags = "scpo_discrete.py --seed 101 --total-timesteps 163840 --runs-dir".split()
+    out = subprocess.run([sys.executable, *flags, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert out.returncode == 0 and "Going on without" not in out.stdout, out.stderr
+    (folder,) = tmp_path.iterdir()
+    costs = [float(row["episodic_cost"]) for row in rows(folder / "progress.csv")]
+    assert costs[0] > 20 and costs[-1] < 1
