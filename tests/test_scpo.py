@@ -313,6 +313,62 @@ def test_trains_on_other_peoples_tasks(tmp_path, env_id, flags):
     assert len(rows(folder / "progress.csv")) == 3
 
 
+def test_what_the_loop_hands_to_the_mathematics(tmp_path, monkeypatch):
+    """Values of the states episodes ended in, f where an episode is over, q_t carried over the end of a rollout."""
+    seen = dict(agent=None, ended=[], q=[], gae=[])
+    step, sampler, safety_q, gae = scpo.SafetyState.step, scpo.sampler, scpo.safety_q, scpo.gae
+
+    def watched_step(self, action):
+        out = step(self, action)
+        if "episode" in out[-1]:
+            seen["ended"].append((out[0], out[2], out[-1]["safe"]))
+        return out
+
+    def watched_sampler(agent):
+        seen["agent"] = agent
+        return sampler(agent)
+
+    def watched_q(safe, next_safety_values, dones, *rest):
+        seen["q"].append((safe.copy(), next_safety_values.copy()))
+        return safety_q(safe, next_safety_values, dones, *rest)
+
+    def watched_gae(rewards, values, next_values, terminations, dones, *rest):
+        over = dones == 1
+        ended = [e for e in seen["ended"]]
+        final = torch.as_tensor(np.array([obs for obs, _, _ in ended]))
+        expected = seen["agent"].get_value(final).numpy()
+        np.testing.assert_allclose(np.sort(next_values[over]), np.sort(expected), rtol=1e-4, atol=1e-6)
+        assert terminations[over].sum() == sum(terminated for _, terminated, _ in ended) and terminations[~over].sum() == 0
+        np.testing.assert_array_equal(next_values[:-1][~over[:-1]], values[1:][~over[:-1]])
+        safe, next_safety_values = seen["q"][-1]
+        assert sorted(next_safety_values[over]) == sorted(float(is_safe) for _, _, is_safe in ended)
+        assert (safe[1:][over[:-1]] == 1).all()  # a new episode has spent nothing
+        assert (next_safety_values[:-1][~over[:-1]] <= safe[1:][~over[:-1]]).all()  # unsafe: 0
+        seen["ended"].clear()
+        seen["gae"].append(over)
+        return gae(rewards, values, next_values, terminations, dones, *rest)
+
+    for name, watched in (("sampler", watched_sampler), ("safety_q", watched_q), ("gae", watched_gae)):
+        monkeypatch.setattr(scpo, name, watched)
+    monkeypatch.setattr(scpo.SafetyState, "step", watched_step)
+    run(
+        tmp_path,
+        "--env-id",
+        "toy_env:ToyDie-v0",
+        "--cost-limit",
+        0.5,
+        "--total-timesteps",
+        2560,
+        "--learning-rate",
+        0.01,
+        "--beta",
+        0,
+    )
+    assert len(seen["gae"]) == 20
+    first_rows = np.array([safe[0] for safe, _ in seen["q"][::2]])
+    assert 0 < first_rows.mean() < 1  # some rollouts began in the middle of an episode that was unsafe by then
+
+
 def test_what_a_run_leaves(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
