@@ -111,13 +111,13 @@ class Args:
     safety_gamma: float = 0.995
     """discount of V^c_gamma, the safety critic's target"""
     safety_estimator: str = "0.95"
-    """estimate of Q^c: mc (Monte Carlo), one-step, or the lambda of the geometric average between them"""
+    """estimate of Q^c: mc (Monte Carlo), one-step, their mean, or the lambda of their geometric average"""
     augment_state: bool = True
     """append the share of the cost limit spent so far to the observation"""
     device: Literal["cpu", "cuda", "auto"] = "auto"
     """where the updates run; auto is the CPU, faster for networks this small"""
     compile: bool = True
-    """compile the gradient step (about 20 s once, then 4 times faster); needs a C++ compiler"""
+    """compile the gradient step (about 20 s once, then training is 3 times faster); needs a C++ compiler"""
     runs_dir: str = "runs"
     """folder that gets a folder for this run"""
 
@@ -163,7 +163,7 @@ def check_args(args):
         ("in [0, 1]", lambda x: 0 <= x <= 1, "gamma gae_lambda"),
         ("in (0, 1]", lambda x: 0 < x <= 1, "safety_gamma"),
         ("finite", math.isfinite, "ent_coef reward_bias"),
-        ("mc, one-step or a number in [0, 1]", lambda x: 0 <= safety_lambda(x) <= 1, "safety_estimator"),
+        ("mc, one-step, mean or a number in [0, 1]", lambda x: 0 <= max(safety_lambdas(x)) <= 1, "safety_estimator"),
         ("at least 2, for advantages are normalised over it", lambda x: x >= 2, "minibatch_size"),
         (f"a divisor of num-envs x num-steps = {batch_size}", lambda x: batch_size % x == 0, "minibatch_size"),
         (f"at least num-envs x num-steps = {batch_size}", lambda x: x >= batch_size, "total_timesteps"),
@@ -176,12 +176,12 @@ def check_args(args):
     return args
 
 
-def safety_lambda(estimator):
-    """Returns the lambda of `safety_q` that a --safety-estimator stands for, nan for none."""
+def safety_lambdas(estimator):
+    """Returns the lambdas of `safety_q` whose mean a --safety-estimator stands for, (nan,) for none."""
     try:
-        return float({"mc": 1, "one-step": 0}.get(estimator, estimator))
+        return {"mc": (1.0,), "one-step": (0.0,), "mean": (0.0, 1.0)}.get(estimator) or (float(estimator),)
     except ValueError:
-        return math.nan
+        return (math.nan,)
 
 
 class SafetyState(gym.Wrapper):
@@ -423,7 +423,8 @@ def compiled(update, agent, weights, adam, learning_rate, args, obs_dim, action_
         fast_update(weights, adam, learning_rate, agent, minibatch, args)
         return fast_update
     except RuntimeError as error:
-        print(f"Going on without, four times slower: torch.compile needs a C++ compiler ({str(error).splitlines()[0]})")
+        reason = str(error).splitlines()[0]
+        print(f"Going on without torch.compile, three times slower; it needs a C++ compiler ({reason})")
         return update
 
 
@@ -533,7 +534,8 @@ def main(args):
             next_values = values[1:].copy()
             next_values[dones == 1] = agent.get_value(torch.as_tensor(final_obs[dones == 1], device=device)).cpu().numpy()
         next_safety_values = next_safe * np.where(dones == 1, 1, safety_values[1:])  # f alone where the episode is over
-        q = safety_q(safe[:-1], next_safety_values, dones, args.safety_gamma, safety_lambda(args.safety_estimator))
+        lambdas = safety_lambdas(args.safety_estimator)
+        q = np.mean([safety_q(safe[:-1], next_safety_values, dones, args.safety_gamma, lam) for lam in lambdas], axis=0)
         target_safety_values = safety_targets(safe[:-1], next_safety_values, dones, args.safety_gamma)
 
         # Nullify unsafe reward, estimate A^{rc,k} (lines 4 to 6)

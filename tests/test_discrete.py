@@ -29,7 +29,7 @@ def run(runs_dir, *flags):
 
 def test_shared_functions_are_equal_byte_for_byte():
     shared = (
-        "fail parse_args check_args safety_lambda SafetyState mlp safety_q safety_targets nullify gae surrogate_objective loss"
+        "fail parse_args check_args safety_lambdas SafetyState mlp safety_q safety_targets nullify gae surrogate_objective loss"
     )
     for name in [*shared.split(), "update", "compiled", "git_revision", "start_run", "append_rows"]:
         assert inspect.getsource(getattr(scpo_continuous, name)) == inspect.getsource(getattr(scpo_discrete, name)), name
