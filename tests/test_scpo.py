@@ -339,19 +339,8 @@ def test_what_the_loop_hands_to_the_mathematics(tmp_path, monkeypatch):
     for name, watched in (("sampler", watched_sampler), ("safety_q", watched_q), ("gae", watched_gae)):
         monkeypatch.setattr(scpo, name, watched)
     monkeypatch.setattr(scpo.SafetyState, "step", watched_step)
-    run(
-        tmp_path,
-        "--env-id",
-        "toy_env:ToyDie-v0",
-        "--cost-limit",
-        0.5,
-        "--total-timesteps",
-        2560,
-        "--learning-rate",
-        0.01,
-        "--beta",
-        0,
-    )
+    flags = "--env-id toy_env:ToyDie-v0 --cost-limit 0.5 --total-timesteps 2560 --learning-rate 0.01 --k 0 --beta 0"
+    run(tmp_path, *flags.split())  # k 0: the policy learns to go where it costs
     assert len(seen["first_rows"]) == 20
     assert 0 < np.mean(seen["first_rows"]) < 1  # some rollouts began in the middle of an episode that was unsafe by then
 
