@@ -3,6 +3,7 @@
     python studies.py cartsafe       SCPO and PPO on CartSafe, the published curves beside them
     python studies.py augmentation   the cost spent as part of the state, or not, on SafetyBallRun
     python studies.py targets        V^c_gamma along an episode, and the ratios of both surrogates (no training)
+    python studies.py summary        the README's table, from results/ (no training)
     python studies.py estimators     L1 against L2 and the estimates of Q^c against each other on SafetyBallCircle
 
 --jobs: runs at a time (default 1), one thread each; --seeds; --figures-only: draw what is in results/. A run whose progress.csv
@@ -22,9 +23,11 @@ import matplotlib
 import numpy as np
 
 matplotlib.use("Agg")
+matplotlib.rcParams["svg.hashsalt"] = "scpo"  # the same drawing gives the same file
 import matplotlib.pyplot as plt  # noqa: E402
 
 import scpo_continuous as scpo  # noqa: E402
+import scpo_discrete as discrete  # noqa: E402
 
 ROOT = Path(__file__).parent
 RUNS, RESULTS = ROOT / "runs" / "studies", ROOT / "results"
@@ -32,7 +35,7 @@ COLUMNS = (
     "iteration global_step episodic_return episodic_cost episodic_cost_std episodic_length safe_episode_rate episodes".split()
 )
 # Okabe and Ito's colours, told apart by the colour-blind, and line styles, told apart in grey print
-STYLES = [("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":")]
+STYLES = [("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":"), ("#E69F00", (0, (3, 1, 1, 1)))]
 
 # study: (task, script, iterations, seeds, {label: flags})
 STUDIES = {
@@ -42,7 +45,8 @@ STUDIES = {
     ),
     "estimators": (
         "SafetyBallCircle-v0", "scpo_continuous.py", 100, 3,
-        {"SCPO": "", "L2": "--surrogate l2", "Monte Carlo": "--safety-estimator mc", "one step": "--safety-estimator one-step"},
+        {"SCPO": "", "L2": "--surrogate l2", "Monte Carlo": "--safety-estimator mc", "one step": "--safety-estimator one-step",
+         "lambda 0.95": "--safety-estimator 0.95"},
     ),
 }  # fmt: skip
 
@@ -126,8 +130,30 @@ def draw_curves(study, metrics, with_published):
     write_table(study)
 
 
+def summary():
+    """Returns the lines of a Markdown table: SCPO's runs in results/ beside the published curves at the same iterations."""
+    lines = ["| task | iterations | seeds | return | published | cost | published | limit | safe episodes | worst seed |"]
+    lines.append("|---|---|---|---|---|---|---|---|---|---|")
+    for env_id in ("SafetyBallRun-v0", "SafetyBallCircle-v0", "SafetyBallGather-v0", "SafetyBallReach-v0", "CartSafe-v0"):
+        if not len(curves(env_id, "SCPO", "iteration")):
+            continue
+        runs = {metric: curves(env_id, "SCPO", metric) for metric in COLUMNS}
+        seeds, iterations = runs["iteration"].shape
+        window = max(1, iterations // 10)
+        ours = {metric: values[:, -window:].mean(1) for metric, values in runs.items()}
+        theirs = {}
+        for metric in ("return", "cost"):
+            at, values = map(np.array, published(env_id, "SCPO", metric))
+            theirs[metric] = values[(at > iterations - window) & (at <= iterations)].mean()
+        cells = [env_id, iterations, seeds, f"{ours['episodic_return'].mean():.1f}", f"{theirs['return']:.1f}"]
+        cells += [f"{ours['episodic_cost'].mean():.2f}", f"{theirs['cost']:.2f}", f"{scpo_limit(env_id):g}"]
+        cells += [f"{ours['safe_episode_rate'].mean():.3f}", f"{ours['safe_episode_rate'].min():.3f}"]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
 def scpo_limit(env_id):
-    return {"CartSafe-v0": 1, "SafetyBallRun-v0": 25, "SafetyBallCircle-v0": 25}[env_id]
+    return {**scpo.PAPER_SETTINGS, **discrete.PAPER_SETTINGS}[env_id]["cost_limit"]
 
 
 def save(figure, name):
@@ -223,7 +249,7 @@ def draw_targets():
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
     axes[0].step(np.arange(len(f)), f[:, 0], where="post", color="black")
     axes[0].set(title="f(s_t), full throttle on SafetyBallRun", xlabel="t")
-    for gamma, (colour, line) in zip(gammas, [*STYLES, ("black", "-")]):
+    for gamma, (colour, line) in zip(gammas, [*STYLES[:4], ("black", "-")]):
         axes[1].plot(values[gamma], line, color=colour, label=f"gamma = {gamma}")
     axes[1].set(title="V^c_gamma(s_t)", xlabel="t")
     probability = np.linspace(0.05, 1, 200)
@@ -238,7 +264,7 @@ def draw_targets():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=["cartsafe", "augmentation", "targets", "estimators"])
+    parser.add_argument("study", choices=[*STUDIES, "targets", "summary"])
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--figures-only", action="store_true")
@@ -246,6 +272,8 @@ def main():
     RESULTS.mkdir(exist_ok=True)
     if args.study == "targets":
         return draw_targets()
+    if args.study == "summary":
+        return print("\n".join(summary()))
     env_id, script, iterations, seeds, labels = STUDIES[args.study]
     if not args.figures_only:
         with ThreadPoolExecutor(args.jobs) as pool:
