@@ -150,6 +150,22 @@ def test_the_box_moves_on_simulated_time():
     assert np.linalg.norm(box[:2] - target) < 0.1
 
 
+def test_the_rays_that_are_not_cast_would_hit_nothing():
+    env = make("Reach").unwrapped
+    rng = np.random.default_rng(0)
+    cast = 0
+    for seed in range(300):
+        ball = [*rng.uniform(-9, 9, 2), 0.5]
+        box = [*(np.array(ball[:2]) + rng.uniform(-6, 6, 2)).clip(-8, 8), 0]
+        obs, _ = env.reset(seed=seed, options={"ball": ball, "box_centre": box})
+        x, y, z = env.position
+        ends = [(x + dx, y + dy, z) for dx, dy in env.rays]
+        hits = env.bullet.rayTestBatch([env.position] * 24, ends, physicsClientId=env.client)
+        np.testing.assert_allclose(obs[7:31], [1 - hit[2] for hit in hits], rtol=0, atol=1e-7)
+        cast += len(env.rays_to_cast())
+    assert cast < 300 * 14
+
+
 def test_a_new_goal_follows_the_reached_one():
     env = make("Reach").unwrapped
     env.reset(seed=1, options={"ball": [0, 0, 0.5], "goal": [[3.0, 0], [-6, -6]], "obstacles": [[6, 6, 0]] * 9})
