@@ -417,7 +417,7 @@ def compiled(update, agent, weights, adam, learning_rate, args, obs_dim, action_
     minibatch = tuple(torch.zeros(args.minibatch_size, *shape, device=weights.device) for shape in shapes)
     print("Compiling the gradient step (about 20 s the first time, --no-compile to skip it)", flush=True)
     try:
-        fast_update = torch.compile(update, fullgraph=True)
+        fast_update = torch.compile(update, fullgraph=True, options={"cpp_wrapper": True})
         fast_update(weights, adam, learning_rate, agent, minibatch, args)
         return fast_update
     except RuntimeError as error:
