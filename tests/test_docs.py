@@ -42,3 +42,9 @@ def test_the_tests_that_docs_name_exist():
     named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", (ROOT / page).read_text())}
     defined = {name for path in (ROOT / "tests").glob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
     assert named and named <= defined, named - defined
+
+
+def test_readmes_table_is_the_committed_runs():
+    import studies
+
+    assert "\n".join(studies.summary()) in (ROOT / "README.md").read_text()
