@@ -56,7 +56,7 @@ class ToyChoice(Toy):
 
     def step(self, action):
         assert self.action_space.contains(action), action
-        first = np.ravel(action)[0] - getattr(self.action_space, "start", 0)
+        first = np.ravel(action)[0] - np.ravel(getattr(self.action_space, "start", 0))[0]
         return super().step(np.array([first - 1, np.ravel(action)[-1] % 2], dtype=float))
 
 
