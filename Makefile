@@ -44,17 +44,19 @@ test-modern:
 	.venv-modern/bin/pip install -q --disable-pip-version-check --no-deps bullet-safety-gym==1.4.0
 	.venv-modern/bin/python -m pytest
 	@for version in 3.12 3.13; do \
-		if python$$version -c "" 2>/dev/null; then $(MAKE) test-tasks TASKS_PYTHON=python$$version || exit 1; \
+		python=python$$version; \
+		$$python -c "" 2>/dev/null || python=$$(ls -d $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python 2>/dev/null | tail -n 1); \
+		if [ -n "$$python" ]; then $(MAKE) test-tasks TASKS_PYTHON=$$python TASKS_VENV=.venv-$$version || exit 1; \
 		else echo "Python $$version is not installed: skipped"; fi; \
 	done
 
 # the tasks' tests alone, in a virtual environment without torch
 test-tasks:
-	$(TASKS_PYTHON) -m venv .venv-$(TASKS_PYTHON)
-	grep -E "^(gymnasium|numpy|pybullet-arm64)" requirements-modern.txt > .venv-$(TASKS_PYTHON)/requirements.txt
-	.venv-$(TASKS_PYTHON)/bin/pip install -q --disable-pip-version-check -r .venv-$(TASKS_PYTHON)/requirements.txt -r requirements-dev.txt
-	.venv-$(TASKS_PYTHON)/bin/pip install -q --disable-pip-version-check --no-deps bullet-safety-gym==1.4.0
-	.venv-$(TASKS_PYTHON)/bin/python -m pytest tests/test_ball_tasks.py tests/test_cart_safe.py
+	$(TASKS_PYTHON) -m venv $(TASKS_VENV)
+	grep -E "^(gymnasium|numpy|pybullet-arm64)" requirements-modern.txt > $(TASKS_VENV)/requirements.txt
+	$(TASKS_VENV)/bin/pip install -q --disable-pip-version-check -r $(TASKS_VENV)/requirements.txt pytest==8.4.2
+	$(TASKS_VENV)/bin/pip install -q --disable-pip-version-check --no-deps bullet-safety-gym==1.4.0
+	$(TASKS_VENV)/bin/python -m pytest tests/test_ball_tasks.py tests/test_cart_safe.py
 
 clean:
 	rm -rf .venv .venv-*

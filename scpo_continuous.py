@@ -416,14 +416,15 @@ def compiled(update, agent, weights, adam, learning_rate, args, obs_dim, action_
     shapes = ((obs_dim,), (action_dim,), (), (), (), ())
     minibatch = tuple(torch.zeros(args.minibatch_size, *shape, device=weights.device) for shape in shapes)
     print("Compiling the gradient step (about 20 s the first time, --no-compile to skip it)", flush=True)
-    try:
-        fast_update = torch.compile(update, fullgraph=True, options={"cpp_wrapper": True})
-        fast_update(weights, adam, learning_rate, agent, minibatch, args)
-        return fast_update
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        print(f"Going on without torch.compile, three times slower; it needs a C++ compiler ({reason})")
-        return update
+    for options in ({"cpp_wrapper": True}, None):  # called through C++ it takes 14 % less, where that works
+        try:
+            fast_update = torch.compile(update, fullgraph=True, options=options)
+            fast_update(weights, adam, learning_rate, agent, minibatch, args)
+            return fast_update
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+    print(f"Going on without torch.compile, three times slower; it needs a C++ compiler ({reason})")
+    return update
 
 
 def git_revision():
@@ -454,10 +455,8 @@ def append_rows(path, rows):
         for row in rows:
             if file.tell() == 0:
                 file.write(",".join(row) + "\n")
-            file.write(
-                ",".join(f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value) for value in row.values())
-                + "\n"
-            )
+            values = (f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value) for value in row.values())
+            file.write(",".join(values) + "\n")
 
 
 def main(args):
