@@ -3,7 +3,7 @@
     python studies.py cartsafe       SCPO and PPO on CartSafe, the published curves beside them
     python studies.py augmentation   the cost spent as part of the state, or not, on SafetyBallRun
     python studies.py targets        V^c_gamma along an episode, and the ratios of both surrogates (no training)
-    python studies.py summary        the README's table, from results/ (no training)
+    python studies.py summary        the README's table and figure, from results/ (no training)
     python studies.py estimators     L1 against L2 and the estimates of Q^c against each other on SafetyBallCircle
 
 --jobs: runs at a time (default 1), one thread each; --seeds; --figures-only: draw what is in results/. A run whose progress.csv
@@ -49,6 +49,9 @@ STUDIES = {
          "lambda 0.95": "--safety-estimator 0.95"},
     ),
 }  # fmt: skip
+
+
+TASKS = ["SafetyBallRun-v0", "SafetyBallCircle-v0", "SafetyBallGather-v0", "SafetyBallReach-v0", "CartSafe-v0"]
 
 
 def run_name(env_id, label, seed):
@@ -134,7 +137,7 @@ def summary():
     """Returns the lines of a Markdown table: SCPO's runs in results/ beside the published curves at the same iterations."""
     lines = ["| task | iterations | seeds | return | published | cost | published | limit | safe episodes | worst seed |"]
     lines.append("|---|---|---|---|---|---|---|---|---|---|")
-    for env_id in ("SafetyBallRun-v0", "SafetyBallCircle-v0", "SafetyBallGather-v0", "SafetyBallReach-v0", "CartSafe-v0"):
+    for env_id in TASKS:
         if not len(curves(env_id, "SCPO", "iteration")):
             continue
         runs = {metric: curves(env_id, "SCPO", metric) for metric in COLUMNS}
@@ -152,12 +155,38 @@ def summary():
     return lines
 
 
+def draw_summary():
+    """results/scpo.png: return and cost of SCPO's runs in results/, a column a task, the published curves dashed."""
+    tasks = [env_id for env_id in TASKS if len(curves(env_id, "SCPO", "iteration"))]
+    figure, axes = plt.subplots(
+        2, len(tasks), figsize=(2.9 * len(tasks), 4.2), layout="constrained", sharex="col", squeeze=False
+    )
+    for column, env_id in zip(axes.T, tasks):
+        for axis, metric, name in zip(column, ("episodic_return", "episodic_cost"), ("return", "cost")):
+            runs = curves(env_id, "SCPO", metric)
+            iterations, values = map(np.array, published(env_id, "SCPO", name))
+            shown = iterations <= runs.shape[1]
+            axis.plot(32768e-6 * np.arange(1, runs.shape[1] + 1), runs.mean(0), color=STYLES[0][0], label="ours")
+            axis.fill_between(
+                32768e-6 * np.arange(1, runs.shape[1] + 1), runs.min(0), runs.max(0), color=STYLES[0][0], alpha=0.2
+            )
+            axis.plot(32768e-6 * iterations[shown], values[shown], "--", color=STYLES[1][0], label="published")
+            axis.grid(alpha=0.3)
+        column[0].set_title(f"{env_id[:-3]}, {len(runs)} seed{'s'[: len(runs) - 1]}", fontsize=10)
+        column[1].axhline(scpo_limit(env_id), color="black", linestyle="-.", linewidth=0.8, label="limit")
+        column[1].set_xlabel("million steps")
+    axes[0, 0].set_ylabel("return")
+    axes[1, 0].set_ylabel("cost")
+    axes[1, 0].legend(fontsize=8)
+    save(figure, "scpo", title=False)
+
+
 def scpo_limit(env_id):
     return {**scpo.PAPER_SETTINGS, **discrete.PAPER_SETTINGS}[env_id]["cost_limit"]
 
 
-def save(figure, name):
-    figure.suptitle(name)
+def save(figure, name, title=True):
+    figure.suptitle(name if title else None)
     for ending in ("png", "svg"):
         figure.savefig(RESULTS / f"{name}.{ending}", dpi=110, metadata={"Date": None} if ending == "svg" else None)
     plt.close(figure)
@@ -273,6 +302,7 @@ def main():
     if args.study == "targets":
         return draw_targets()
     if args.study == "summary":
+        draw_summary()
         return print("\n".join(summary()))
     env_id, script, iterations, seeds, labels = STUDIES[args.study]
     if not args.figures_only:
