@@ -19,7 +19,7 @@ BALL_TASKS = ("Circle", "Run", "Gather", "Reach")
 for task in BALL_TASKS:
     env_id = f"SafetyBall{task}-v0"
     released = gym.registry.pop(env_id, None)
-    if released is not None:
+    if released is not None and str(released.entry_point).startswith("bullet_safety_gym"):  # not ours, on a reload
         gym.register(
             f"release/{env_id}",
             entry_point=released.entry_point,

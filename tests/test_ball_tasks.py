@@ -257,7 +257,10 @@ def test_closing_frees_the_world():
     assert resident() - before < 10, "MB more after 50 worlds"
 
 
-@pytest.mark.parametrize("order", ["import bullet_safety_gym, scpo_envs", "import scpo_envs, bullet_safety_gym"])
+RELOAD = "import scpo_envs, importlib; importlib.reload(scpo_envs)"
+
+
+@pytest.mark.parametrize("order", ["import bullet_safety_gym, scpo_envs", "import scpo_envs, bullet_safety_gym", RELOAD])
 def test_ids_are_ours_whatever_is_imported_first(order):
     out = python(f"""if True:
         {order}
