@@ -126,6 +126,7 @@ def draw_curves(study, metrics, with_published):
         if metric == "episodic_cost":
             axis.axhline(scpo_limit(env_id), color="black", linestyle="-.", linewidth=0.8, label="cost limit")
             axis.set_yscale("symlog", linthresh=1)
+            axis.set_ylim(bottom=0)
         axis.set(title=titles.get(metric, "share of safe episodes"), xlabel="million environment steps")
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
