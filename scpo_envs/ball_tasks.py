@@ -420,9 +420,9 @@ class BallReach(BallTask):
         goal = ball
         while math.hypot(goal[0] - ball[0], goal[1] - ball[1]) < 2.5:
             goal = uniform(-7.0, 7.0, 2)
-        # as (n, 2), with repeats dropped: a recorded episode holds its goal once a step
-        self.next_goals = [tuple(g) for g in options.get("goal", [goal]).tolist()] if "goal" in options else [tuple(goal)]
-        self.next_goals = [g for i, g in enumerate(self.next_goals) if i == 0 or g != self.next_goals[i - 1]]
+        goals = [tuple(g) for g in np.reshape(options.get("goal", goal), (-1, 2)).tolist()]
+        # repeats are dropped: a recorded episode holds its goal once a step
+        self.next_goals = [g for i, g in enumerate(goals) if i == 0 or g != goals[i - 1]]
         self.goal = self.next_goals.pop(0)
         obstacles = []
         while len(obstacles) < 1 + self.num_puddles:

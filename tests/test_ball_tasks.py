@@ -138,7 +138,6 @@ def test_the_box_moves_on_simulated_time():
     actions = np.zeros((30, 2))
     env = make("Reach")
     fast = replay(env, actions, seed=1)[0]
-    env.reset(seed=1)
     slow = [env.reset(seed=1)[0]]
     for action in actions:
         time.sleep(0.003)
