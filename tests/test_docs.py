@@ -30,7 +30,8 @@ def test_line_numbers_are_those_of_the_functions():
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_name_real_flags(page):
     for flag in re.findall(r"scpo_\w+\.py [^`\n]*?(--[a-z-]+)", (ROOT / page).read_text()):
-        assert hasattr(scpo_continuous.Args(), flag[2:].replace("-", "_")) or flag == "--help", flag
+        name = flag.replace("--no-", "--")[2:].replace("-", "_")  # a switch has a --no- form
+        assert hasattr(scpo_continuous.Args(), name) or flag == "--help", flag
 
 
 @pytest.mark.parametrize("page", PAGES)
