@@ -24,13 +24,18 @@ Where we depart from the paper, and why (docs/scpo.md has the measurements):
 """
 
 import contextlib
+import fcntl
+import importlib.util
 import io
 import json
 import math
+import os
 import platform
+import signal
 import subprocess
 import sys
 import time
+import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Optional
@@ -49,10 +54,13 @@ except ImportError:
     pass
 
 # The paper's hyperparameter tables ("Details of Implementing Experiments") and, as its last line, ours for any other task.
-# iterations: the length of the published runs.
+# iterations: the length of the published runs. OURS: what the paper leaves open (docs/scpo.md).
+OURS = dict(vf_coef=0.5, safety_estimator="mean")
 PAPER_SETTINGS = {
-    "CartSafe-v0": dict(cost_limit=1, k=5, beta=3, reward_bias=0, ent_coef=0.001, iterations=150),
-    "any other task": dict(cost_limit=None, k=4, beta=1, reward_bias=0, ent_coef=0.01, iterations=100),
+    "CartSafe-v0": dict(
+        cost_limit=1, k=5, beta=3, reward_bias=0, ent_coef=0.001, iterations=150, vf_coef=0.005, safety_estimator="mc"
+    ),
+    "any other task": dict(cost_limit=None, k=4, beta=1, reward_bias=0, ent_coef=0.01, iterations=100, **OURS),
 }
 DELTA = 0.1  # the paper's Delta: the appended q_t / c_0 stops at 1 + DELTA, since past the limit how far no longer matters
 
@@ -87,8 +95,8 @@ class Args:
     """clipped surrogate: l1 is PPO's pi/pi_0 - 1, l2 the paper's second, 1 - pi_0/pi"""
     ent_coef: Optional[float] = None
     """weight of the entropy bonus (None: the task's, see above)"""
-    vf_coef: float = 0.5
-    """weight of the reward critic's squared error"""
+    vf_coef: Optional[float] = None
+    """weight of the reward critic's squared error (None: the task's, see above)"""
     safety_vf_coef: float = 0.5
     """weight of the safety critic's squared error"""
     max_grad_norm: float = 0.5
@@ -107,8 +115,8 @@ class Args:
     """cost term: unsafe is beta (1 - Q^k) c, always is beta c, a fixed Lagrange multiplier where k = 0"""
     safety_gamma: float = 0.995
     """discount of V^c_gamma, the safety critic's target"""
-    safety_estimator: str = "mean"
-    """estimate of Q^c: mc (Monte Carlo), one-step, their mean, or the lambda of their geometric average"""
+    safety_estimator: Optional[str] = None
+    """estimate of Q^c: mc (Monte Carlo), one-step, mean of both, or the lambda of their geometric average (None: the task's)"""
     augment_state: bool = True
     """append the share of the cost limit spent so far to the observation"""
     device: Literal["cpu", "cuda", "auto"] = "auto"
@@ -117,6 +125,18 @@ class Args:
     """compile the gradient step (about 20 s once, then training is 3 times faster); needs a C++ compiler"""
     runs_dir: str = "runs"
     """folder that gets a folder for this run"""
+    save_every: int = 10
+    """iterations from checkpoint to checkpoint (0: only at the end); at each all environments start new episodes"""
+    resume: Optional[str] = None
+    """folder of a run to go on with from its last checkpoint, with the settings it has; more total-timesteps make it longer"""
+    step_timeout: float = 60.0
+    """seconds that a step of all environments may take before the run is given up"""
+    track: bool = False
+    """log to Weights & Biases too (pip install wandb)"""
+    wandb_project_name: str = "scpo"
+    """Weights & Biases project"""
+    wandb_entity: Optional[str] = None
+    """Weights & Biases team (None: yours)"""
 
 
 def fail(message):
@@ -164,6 +184,9 @@ def check_args(args):
         ("at least 2, for advantages are normalised over it", lambda x: x >= 2, "minibatch_size"),
         (f"a divisor of num-envs x num-steps = {batch_size}", lambda x: batch_size % x == 0, "minibatch_size"),
         (f"at least num-envs x num-steps = {batch_size}", lambda x: x >= batch_size, "total_timesteps"),
+        ("0 or more", lambda x: x >= 0, "save_every"),
+        ("above 0", lambda x: 0 < x < math.inf, "step_timeout"),
+        ("off, for there is no wandb: pip install wandb", lambda x: not x or importlib.util.find_spec("wandb"), "track"),
         ("cpu or auto, for torch sees no CUDA device", lambda x: x != "cuda" or torch.cuda.is_available(), "device"),
     )
     for allowed, is_allowed, names in rules:
@@ -216,14 +239,12 @@ class SafetyState(gym.Wrapper):
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
-        if "cost" in info:
-            cost = float(info["cost"])
-        elif "constraint_costs" in info:
-            cost = float(sum(info["constraint_costs"]))
-        else:
+        cost = info.get("cost", np.sum(info["constraint_costs"]) if "constraint_costs" in info else None)
+        if cost is None:
             raise ValueError('the task reports no cost: its step must put a number, 0.0 or more, into info["cost"] every time')
-        if not 0 <= cost < math.inf:
-            raise ValueError(f"the task reports a cost of {cost}, but costs must be 0 or more")
+        if np.ndim(cost) or not 0 <= cost < math.inf:
+            raise ValueError(f"the task reports a cost of {cost}, but a cost must be one number, 0 or more")
+        cost = float(cost)
         self.spent += cost
         self.episodic_return += float(reward)
         self.length += 1
@@ -436,18 +457,71 @@ def git_revision():
         return "unknown"
 
 
-def start_run(args, num_iterations):
-    """Makes <runs-dir>/<env>__<script>__<seed>__<time>/ with config.json and returns its path."""
-    name = f"{args.env_id.replace('/', '-').replace(':', '-')}__{Path(__file__).stem}__{args.seed}__{int(time.time())}"
-    run_dir = Path(args.runs_dir) / name
+def versions():
+    return dict(python=platform.python_version(), torch=str(torch.__version__), numpy=np.__version__, gymnasium=gym.__version__)
+
+
+def load_checkpoint(args):
+    """Returns the checkpoint of --resume and the `Args` to go on with, or says in one line why there is none."""
+    path = Path(args.resume) / "last.pt"
+    if not path.is_file():
+        fail(f"--resume {args.resume}: there is no {path}")
     try:
-        run_dir.mkdir(parents=True)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        script, saved, _ = checkpoint["script"], checkpoint["args"], checkpoint["files"]
+    except Exception:
+        fail(f"--resume {args.resume}: {path} is truncated or not a checkpoint of ours")
+    if script != Path(__file__).name:
+        fail(f"--resume {args.resume}: that run was made by {script}")
+    for name, value in asdict(args).items():
+        if name not in ("resume", "total_timesteps", "device") and value not in (getattr(Args(), name), saved[name]):
+            fail(f"--{name.replace('_', '-')} is {value}, but must be {saved[name]}, as in the run that --resume goes on with")
+    total_timesteps = args.total_timesteps or saved["total_timesteps"]
+    return checkpoint, Args(**{**saved, "total_timesteps": total_timesteps, "device": args.device, "resume": args.resume})
+
+
+def save_checkpoint(path, agent_state, args, **state):
+    """Writes a checkpoint, of tensors and plain values, as a whole or not at all: beside `path`, to the disk, then in place.
+
+    files: how long the run's logs are at this moment, for a resumed run cuts off what was logged later.
+    """
+    files = {}
+    for log in [*path.parent.glob("*.csv"), *path.parent.glob("events.*")]:
+        with open(log, "rb") as file:
+            os.fsync(file.fileno())
+            files[log.name] = os.fstat(file.fileno()).st_size
+    buffer = io.BytesIO()
+    identity = dict(script=Path(__file__).name, versions=versions(), args=dict(asdict(args), resume=None))
+    torch.save(dict(identity, agent=agent_state, files=files, **state), buffer)
+    partial = path.with_suffix(".partial")
+    with open(partial, "wb") as file:
+        file.write(buffer.getvalue())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def start_run(args, num_iterations, checkpoint):
+    """Makes <runs-dir>/<env>__<script>__<seed>__<time>/ with config.json, or opens that of --resume. Returns path and lock."""
+    name = f"{args.env_id.replace('/', '-').replace(':', '-')}__{Path(__file__).stem}__{args.seed}__{int(time.time())}"
+    run_dir = Path(args.resume or Path(args.runs_dir) / name)
+    made_by = dict(num_iterations=num_iterations, script=Path(__file__).name, revision=git_revision())
+    try:
+        if not checkpoint:
+            run_dir.mkdir(parents=True)
+            (run_dir / "config.json").write_text(json.dumps(dict(asdict(args), **made_by, **versions()), indent=2) + "\n")
+        lock = open(run_dir / "config.json")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, however it does
+        for path in [*run_dir.glob("*.csv"), *run_dir.glob("events.*")]:
+            if path.name in checkpoint["files"]:
+                os.truncate(path, checkpoint["files"][path.name])
+            else:
+                path.unlink()
+    except BlockingIOError:
+        fail(f"--resume {run_dir}: another process is at work on that run")
     except OSError as error:
-        fail(f"--runs-dir {args.runs_dir}: can't make {run_dir} ({error.strerror})")
-    versions = dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__, gymnasium=gym.__version__)
-    config = dict(asdict(args), num_iterations=num_iterations, script=Path(__file__).name, revision=git_revision(), **versions)
-    (run_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    return run_dir
+        fail(f"--{'resume' if args.resume else 'runs-dir'}: can't write {run_dir} ({error.strerror})")
+    return run_dir, lock
 
 
 def append_rows(path, rows):
@@ -460,7 +534,37 @@ def append_rows(path, rows):
             file.write(",".join(values) + "\n")
 
 
-def main(args):
+def catch_signals():
+    """Returns the list that a first SIGINT or SIGTERM is put into; a second one ends the process. SIGALRM: a step hangs."""
+    caught = []
+
+    def stop(number, frame):
+        caught.append(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    def hangs(number, frame):
+        raise TimeoutError("an environment takes longer for a step than --step-timeout allows")
+
+    for number, handler in ((signal.SIGINT, stop), (signal.SIGTERM, stop), (signal.SIGALRM, hangs)):
+        signal.signal(number, handler)
+    return caught
+
+
+def report_crash(kind, error, trace):
+    """What a crash in mid-run says instead of a traceback, which SCPO_DEBUG=1 brings back."""
+    if os.environ.get("SCPO_DEBUG"):
+        return sys.__excepthook__(kind, error, trace)
+    trace = error.__cause__.__traceback__ if error.__cause__ else trace
+    frame = traceback.extract_tb(trace)[-1]
+    said = (
+        f"{kind.__name__}: {' '.join(str(error).split())} ({Path(frame.filename).name}:{frame.lineno}; SCPO_DEBUG=1 shows more)"
+    )
+    print(f"\n{Path(__file__).name}: {said}. What was logged and saved is intact", file=sys.stderr)
+
+
+def main(args, stop=None):
+    """Trains. stop: the list of `catch_signals`, for a process of its own."""
+    checkpoint, args = load_checkpoint(args) if args.resume else (None, args)
     args = check_args(args)
     batch_size = args.num_envs * args.num_steps
     num_iterations = args.total_timesteps // batch_size
@@ -494,20 +598,51 @@ def main(args):
     safe = np.ones((args.num_steps + 1, args.num_envs), dtype=np.float32)  # f(s_t)
     rewards, costs, next_safe, terminations, dones = np.zeros((5, args.num_steps, args.num_envs), dtype=np.float32)
 
-    run_dir = start_run(args, num_iterations)
+    # A new run, or one to go on with
+    first, history, start_time = 1, [], time.time()
+    best = dict(iteration=0, episodic_return=-math.inf, agent=None)  # that kept the limit on average
+    if checkpoint:
+        first, history, best = checkpoint["iteration"] + 1, checkpoint["history"], dict(checkpoint["best"], agent=None)
+        start_time -= checkpoint["seconds"]
+        if first > num_iterations:
+            fail(f"--resume {args.resume} is complete; more --total-timesteps than {args.total_timesteps} make it longer")
+        agent.load_state_dict(checkpoint["agent"])
+        weights, adam = nn.utils.parameters_to_vector(agent.parameters()), tuple(x.to(device) for x in checkpoint["adam"])
+        torch.set_rng_state(checkpoint["torch_rng"])
+        rng.bit_generator.state = json.loads(checkpoint["numpy_rng"])
+    run_dir, lock = start_run(args, num_iterations, checkpoint)
     writer = SummaryWriter(run_dir)
-    history = []
-    for i, env in enumerate(envs):
-        obs[-1, i], _ = env.reset(seed=int(rng.integers(2**31)))
-    start_time = time.time()
-    bar = tqdm(range(1, num_iterations + 1), unit="iteration", dynamic_ncols=True)
+    if args.track:
+        import wandb
+
+        settings = dict(project=args.wandb_project_name, entity=args.wandb_entity, config=asdict(args), dir=run_dir)
+        wandb.init(id=run_dir.name, name=run_dir.name, resume="allow", **settings)
+
+    def save(iteration):
+        writer.flush()
+        if best["agent"]:
+            save_checkpoint(run_dir / "best_safe.pt", best["agent"], args, iteration=best["iteration"])
+        progress = dict(iteration=iteration, seconds=time.time() - start_time, history=history, best=dict(best, agent=None))
+        generators = dict(torch_rng=torch.get_rng_state(), numpy_rng=json.dumps(rng.bit_generator.state))
+        save_checkpoint(run_dir / "last.pt", agent.state_dict(), args, adam=list(adam), **progress, **generators)
+
+    if not checkpoint:
+        save(0)
+    begin_anew = True
+    bar = tqdm(range(first, num_iterations + 1), unit="iteration", initial=first - 1, total=num_iterations, dynamic_ncols=True)
     for iteration in bar:
+        if begin_anew:  # at the start and after each checkpoint, so that a resumed run is the run that wasn't interrupted
+            for i, env in enumerate(envs):
+                obs[-1, i], _ = env.reset(seed=int(rng.integers(2**31)))
+            safe[-1] = 1
         # Sample (a_t, s_t) ~ pi for T steps (Algorithm 1, line 2)
-        sample_actions = sampler(agent)
+        sample_actions, sampled_from = sampler(agent), {name: x.clone() for name, x in agent.state_dict().items()}
         noise = rng.gumbel(size=(args.num_steps, args.num_envs, sum(num_choices))).astype(np.float32)
         obs[0], safe[0], terminations[:], dones[:] = obs[-1], safe[-1], 0, 0
         episodes = []
         for t in range(args.num_steps):
+            if stop is not None:
+                signal.setitimer(signal.ITIMER_REAL, args.step_timeout)
             actions[t] = sample_actions(obs[t], noise[t])
             env_actions = actions[t].reshape(-1, *action_space.shape).astype(np.int64) + getattr(action_space, "start", 0)
             for i, env in enumerate(envs):
@@ -522,6 +657,8 @@ def main(args):
                     next_obs, _ = env.reset()
                     safe[t + 1, i] = 1
                 obs[t + 1, i] = next_obs
+        if stop is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for name, array in (("an observation", obs), ("a reward", rewards), ("an action", actions)):
             if not np.isfinite(array).all():
                 raise SystemExit(f"{name} is NaN or infinite in iteration {iteration}; stopped, {run_dir} is intact")
@@ -552,7 +689,7 @@ def main(args):
         batch = [b_obs, b_actions, b_logprobs, *estimates]
         losses = []
         for epoch in range(1, args.update_epochs + 1):
-            order = torch.randperm(batch_size, device=device)
+            order = torch.randperm(batch_size).to(device)
             for minibatch in zip(*(x[order].split(args.minibatch_size) for x in batch)):
                 weights, adam, step_losses = update_step(weights, adam, learning_rate, agent, minibatch, args)
                 losses.append(step_losses)
@@ -590,16 +727,30 @@ def main(args):
         }
         for name, value in scalars.items():
             writer.add_scalar(name, value, global_step)
+        if args.track:
+            wandb.log(scalars, step=global_step)
         row = {"iteration": iteration, "global_step": global_step, "episodes": len(episodes)}
         row.update({name.split("/")[1].lower(): value for name, value in scalars.items()}, seconds=seconds)
         append_rows(run_dir / "progress.csv", [row])
         append_rows(run_dir / "episodes.csv", episodes)
         history.append([row[name] for name in ("episodic_return", "episodic_cost", "safe_episode_rate")])
         bar.set_postfix_str("{} steps/s, return {:.1f}, cost {:.2f}, safe {:.0%}".format(row["sps"], *history[-1]))
-    torch.save({"agent": agent.state_dict(), "args": asdict(args)}, run_dir / "agent.pt")  # loads with weights_only=True
+
+        # Save
+        if episodes and cost.mean() <= args.cost_limit and returned.mean() > best["episodic_return"]:
+            best.update(iteration=iteration, episodic_return=float(returned.mean()), agent=sampled_from)
+        begin_anew = bool(stop) or (args.save_every > 0 and iteration % args.save_every == 0)
+        if begin_anew or iteration == num_iterations:
+            save(iteration)
+        if stop and iteration < num_iterations:
+            print(f"\nStopped after iteration {iteration} of {num_iterations}; go on with --resume {run_dir}")
+            raise SystemExit(128 + stop[0])
     writer.close()
+    if args.track:
+        wandb.finish()
     for env in envs:
         env.close()
+    lock.close()
     last = history[-max(1, num_iterations // 10) :]
     print(
         f"{args.env_id}, seed {args.seed}, {global_step} steps in {seconds:.0f} s. Mean of the last {len(last)} iterations: "
@@ -608,4 +759,5 @@ def main(args):
 
 
 if __name__ == "__main__":
-    main(parse_args())
+    sys.excepthook = report_crash
+    main(parse_args(), stop=catch_signals())

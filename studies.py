@@ -220,7 +220,7 @@ def draw_velocity():
     env_id, _, _, _, labels = STUDIES["augmentation"]
     columns = {}
     for label, seed in [(label, seed) for label in labels for seed in range(1, 5)]:
-        saved = sorted((RUNS / run_name(env_id, label, seed)).glob("*/agent.pt"))
+        saved = sorted((RUNS / run_name(env_id, label, seed)).glob("*/last.pt"))
         if saved:
             columns[f"{label}, seed {seed}"] = speeds(env_id, saved[-1])
     if columns:

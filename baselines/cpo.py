@@ -13,13 +13,18 @@ Where public versions err and this one doesn't, and where we depart from the pap
 """
 
 import contextlib
+import fcntl
+import importlib.util
 import io
 import json
 import math
+import os
 import platform
+import signal
 import subprocess
 import sys
 import time
+import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Optional
@@ -100,6 +105,18 @@ class Args:
     """where the updates run; auto is the CPU, faster for networks this small"""
     runs_dir: str = "runs"
     """folder that gets a folder for this run"""
+    save_every: int = 10
+    """iterations from checkpoint to checkpoint (0: only at the end); at each all environments start new episodes"""
+    resume: Optional[str] = None
+    """folder of a run to go on with from its last checkpoint, with the settings it has; more total-timesteps make it longer"""
+    step_timeout: float = 60.0
+    """seconds that a step of all environments may take before the run is given up"""
+    track: bool = False
+    """log to Weights & Biases too (pip install wandb)"""
+    wandb_project_name: str = "scpo"
+    """Weights & Biases project"""
+    wandb_entity: Optional[str] = None
+    """Weights & Biases team (None: yours)"""
 
 
 def fail(message):
@@ -143,6 +160,9 @@ def check_args(args):
         ("between 0 and 1", lambda x: 0 < x < 1, "backtrack"),
         (f"a divisor of num-envs x num-steps = {batch_size}", lambda x: batch_size % x == 0, "critic_minibatches"),
         (f"at least num-envs x num-steps = {batch_size}", lambda x: x >= batch_size, "total_timesteps"),
+        ("0 or more", lambda x: x >= 0, "save_every"),
+        ("above 0", lambda x: 0 < x < math.inf, "step_timeout"),
+        ("off, for there is no wandb: pip install wandb", lambda x: not x or importlib.util.find_spec("wandb"), "track"),
         ("cpu or auto, for torch sees no CUDA device", lambda x: x != "cuda" or torch.cuda.is_available(), "device"),
     )
     for allowed, is_allowed, names in rules:
@@ -187,14 +207,12 @@ class SafetyState(gym.Wrapper):
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
-        if "cost" in info:
-            cost = float(info["cost"])
-        elif "constraint_costs" in info:
-            cost = float(sum(info["constraint_costs"]))
-        else:
+        cost = info.get("cost", np.sum(info["constraint_costs"]) if "constraint_costs" in info else None)
+        if cost is None:
             raise ValueError('the task reports no cost: its step must put a number, 0.0 or more, into info["cost"] every time')
-        if not 0 <= cost < math.inf:
-            raise ValueError(f"the task reports a cost of {cost}, but costs must be 0 or more")
+        if np.ndim(cost) or not 0 <= cost < math.inf:
+            raise ValueError(f"the task reports a cost of {cost}, but a cost must be one number, 0 or more")
+        cost = float(cost)
         self.spent += cost
         self.episodic_return += float(reward)
         self.length += 1
@@ -468,7 +486,7 @@ def update_critics(agent, optimizer, obs, returns, cost_returns, args):
     """Fits both critics to their returns (batch,); returns the mean losses of value and cost value."""
     losses = []
     for _ in range(args.critic_epochs):
-        order = torch.randperm(len(obs), device=obs.device)
+        order = torch.randperm(len(obs)).to(obs.device)
         for rows in order.split(len(obs) // args.critic_minibatches):
             value_loss = ((agent.critic(obs[rows]).squeeze(-1) - returns[rows]) ** 2).mean()
             cost_value_loss = ((agent.cost_critic(obs[rows]).squeeze(-1) - cost_returns[rows]) ** 2).mean()
@@ -490,18 +508,71 @@ def git_revision():
         return "unknown"
 
 
-def start_run(args, num_iterations):
-    """Makes <runs-dir>/<env>__<script>__<seed>__<time>/ with config.json and returns its path."""
-    name = f"{args.env_id.replace('/', '-').replace(':', '-')}__{Path(__file__).stem}__{args.seed}__{int(time.time())}"
-    run_dir = Path(args.runs_dir) / name
+def versions():
+    return dict(python=platform.python_version(), torch=str(torch.__version__), numpy=np.__version__, gymnasium=gym.__version__)
+
+
+def load_checkpoint(args):
+    """Returns the checkpoint of --resume and the `Args` to go on with, or says in one line why there is none."""
+    path = Path(args.resume) / "last.pt"
+    if not path.is_file():
+        fail(f"--resume {args.resume}: there is no {path}")
     try:
-        run_dir.mkdir(parents=True)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        script, saved, _ = checkpoint["script"], checkpoint["args"], checkpoint["files"]
+    except Exception:
+        fail(f"--resume {args.resume}: {path} is truncated or not a checkpoint of ours")
+    if script != Path(__file__).name:
+        fail(f"--resume {args.resume}: that run was made by {script}")
+    for name, value in asdict(args).items():
+        if name not in ("resume", "total_timesteps", "device") and value not in (getattr(Args(), name), saved[name]):
+            fail(f"--{name.replace('_', '-')} is {value}, but must be {saved[name]}, as in the run that --resume goes on with")
+    total_timesteps = args.total_timesteps or saved["total_timesteps"]
+    return checkpoint, Args(**{**saved, "total_timesteps": total_timesteps, "device": args.device, "resume": args.resume})
+
+
+def save_checkpoint(path, agent_state, args, **state):
+    """Writes a checkpoint, of tensors and plain values, as a whole or not at all: beside `path`, to the disk, then in place.
+
+    files: how long the run's logs are at this moment, for a resumed run cuts off what was logged later.
+    """
+    files = {}
+    for log in [*path.parent.glob("*.csv"), *path.parent.glob("events.*")]:
+        with open(log, "rb") as file:
+            os.fsync(file.fileno())
+            files[log.name] = os.fstat(file.fileno()).st_size
+    buffer = io.BytesIO()
+    identity = dict(script=Path(__file__).name, versions=versions(), args=dict(asdict(args), resume=None))
+    torch.save(dict(identity, agent=agent_state, files=files, **state), buffer)
+    partial = path.with_suffix(".partial")
+    with open(partial, "wb") as file:
+        file.write(buffer.getvalue())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def start_run(args, num_iterations, checkpoint):
+    """Makes <runs-dir>/<env>__<script>__<seed>__<time>/ with config.json, or opens that of --resume. Returns path and lock."""
+    name = f"{args.env_id.replace('/', '-').replace(':', '-')}__{Path(__file__).stem}__{args.seed}__{int(time.time())}"
+    run_dir = Path(args.resume or Path(args.runs_dir) / name)
+    made_by = dict(num_iterations=num_iterations, script=Path(__file__).name, revision=git_revision())
+    try:
+        if not checkpoint:
+            run_dir.mkdir(parents=True)
+            (run_dir / "config.json").write_text(json.dumps(dict(asdict(args), **made_by, **versions()), indent=2) + "\n")
+        lock = open(run_dir / "config.json")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, however it does
+        for path in [*run_dir.glob("*.csv"), *run_dir.glob("events.*")]:
+            if path.name in checkpoint["files"]:
+                os.truncate(path, checkpoint["files"][path.name])
+            else:
+                path.unlink()
+    except BlockingIOError:
+        fail(f"--resume {run_dir}: another process is at work on that run")
     except OSError as error:
-        fail(f"--runs-dir {args.runs_dir}: can't make {run_dir} ({error.strerror})")
-    versions = dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__, gymnasium=gym.__version__)
-    config = dict(asdict(args), num_iterations=num_iterations, script=Path(__file__).name, revision=git_revision(), **versions)
-    (run_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    return run_dir
+        fail(f"--{'resume' if args.resume else 'runs-dir'}: can't write {run_dir} ({error.strerror})")
+    return run_dir, lock
 
 
 def append_rows(path, rows):
@@ -518,7 +589,37 @@ def explained_variance(values, returns):
     return 1 - (returns - values).var() / (returns.var() + 1e-8)
 
 
-def main(args):
+def catch_signals():
+    """Returns the list that a first SIGINT or SIGTERM is put into; a second one ends the process. SIGALRM: a step hangs."""
+    caught = []
+
+    def stop(number, frame):
+        caught.append(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    def hangs(number, frame):
+        raise TimeoutError("an environment takes longer for a step than --step-timeout allows")
+
+    for number, handler in ((signal.SIGINT, stop), (signal.SIGTERM, stop), (signal.SIGALRM, hangs)):
+        signal.signal(number, handler)
+    return caught
+
+
+def report_crash(kind, error, trace):
+    """What a crash in mid-run says instead of a traceback, which SCPO_DEBUG=1 brings back."""
+    if os.environ.get("SCPO_DEBUG"):
+        return sys.__excepthook__(kind, error, trace)
+    trace = error.__cause__.__traceback__ if error.__cause__ else trace
+    frame = traceback.extract_tb(trace)[-1]
+    said = (
+        f"{kind.__name__}: {' '.join(str(error).split())} ({Path(frame.filename).name}:{frame.lineno}; SCPO_DEBUG=1 shows more)"
+    )
+    print(f"\n{Path(__file__).name}: {said}. What was logged and saved is intact", file=sys.stderr)
+
+
+def main(args, stop=None):
+    """Trains. stop: the list of `catch_signals`, for a process of its own."""
+    checkpoint, args = load_checkpoint(args) if args.resume else (None, args)
     args = check_args(args)
     batch_size = args.num_envs * args.num_steps
     num_iterations = args.total_timesteps // batch_size
@@ -547,22 +648,55 @@ def main(args):
     rewards, costs, terminations, dones = np.zeros((4, args.num_steps, args.num_envs), dtype=np.float32)
     sums = np.zeros(args.num_envs)  # of discounted rewards, for the reward's normaliser
 
-    run_dir = start_run(args, num_iterations)
+    # A new run, or one to go on with
+    first, history, start_time = 1, [], time.time()
+    best = dict(iteration=0, episodic_return=-math.inf, agent=None)  # that kept the limit on average
+    if checkpoint:
+        first, history, best = checkpoint["iteration"] + 1, checkpoint["history"], dict(checkpoint["best"], agent=None)
+        start_time -= checkpoint["seconds"]
+        if first > num_iterations:
+            fail(f"--resume {args.resume} is complete; more --total-timesteps than {args.total_timesteps} make it longer")
+        agent.load_state_dict(checkpoint["agent"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        torch.set_rng_state(checkpoint["torch_rng"])
+        rng.bit_generator.state = json.loads(checkpoint["numpy_rng"])
+    run_dir, lock = start_run(args, num_iterations, checkpoint)
     writer = SummaryWriter(run_dir)
-    history = []
-    for i, env in enumerate(envs):
-        obs[-1, i], _ = env.reset(seed=int(rng.integers(2**31)))
-    start_time = time.time()
-    bar = tqdm(range(1, num_iterations + 1), unit="iteration", dynamic_ncols=True)
+    if args.track:
+        import wandb
+
+        settings = dict(project=args.wandb_project_name, entity=args.wandb_entity, config=asdict(args), dir=run_dir)
+        wandb.init(id=run_dir.name, name=run_dir.name, resume="allow", **settings)
+
+    def save(iteration):
+        writer.flush()
+        if best["agent"]:
+            save_checkpoint(run_dir / "best_safe.pt", best["agent"], args, iteration=best["iteration"])
+        progress = dict(iteration=iteration, seconds=time.time() - start_time, history=history, best=dict(best, agent=None))
+        generators = dict(torch_rng=torch.get_rng_state(), numpy_rng=json.dumps(rng.bit_generator.state))
+        save_checkpoint(
+            run_dir / "last.pt", agent.state_dict(), args, optimizer=optimizer.state_dict(), **progress, **generators
+        )
+
+    if not checkpoint:
+        save(0)
+    begin_anew = True
+    bar = tqdm(range(first, num_iterations + 1), unit="iteration", initial=first - 1, total=num_iterations, dynamic_ncols=True)
     for iteration in bar:
+        if begin_anew:  # at the start and after each checkpoint, so that a resumed run is the run that wasn't interrupted
+            for i, env in enumerate(envs):
+                obs[-1, i], _ = env.reset(seed=int(rng.integers(2**31)))
+            sums[:] = 0
         # Sample
         agent.std.fill_(args.std_end + (args.std_start - args.std_end) * (1 - iteration / num_iterations))
-        sample_actions = sampler(agent)
+        sample_actions, sampled_from = sampler(agent), {name: x.clone() for name, x in agent.state_dict().items()}
         shape = (args.num_steps, args.num_envs, num_outputs)
         noise = (rng.standard_normal(shape) if agent.is_continuous else rng.gumbel(size=shape)).astype(np.float32)
         obs[0], terminations[:], dones[:] = obs[-1], 0, 0
         episodes = []
         for t in range(args.num_steps):
+            if stop is not None:
+                signal.setitimer(signal.ITIMER_REAL, args.step_timeout)
             actions[t] = sample_actions(obs[t], noise[t])
             env_actions = actions[t].reshape(-1, *action_space.shape)
             if agent.is_continuous:
@@ -579,6 +713,8 @@ def main(args):
                     episodes.append(dict(counts, **info["episode"], safe=int(info["safe"])))
                     next_obs, _ = env.reset()
                 obs[t + 1, i] = next_obs
+        if stop is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for name, array in (("an observation", obs), ("a reward", rewards), ("an action", actions)):
             if not np.isfinite(array).all():
                 raise SystemExit(f"{name} is NaN or infinite in iteration {iteration}; stopped, {run_dir} is intact")
@@ -637,16 +773,30 @@ def main(args):
         }
         for name, value in scalars.items():
             writer.add_scalar(name, value, global_step)
+        if args.track:
+            wandb.log(scalars, step=global_step)
         row = {"iteration": iteration, "global_step": global_step, "episodes": len(episodes)}
         row.update({name.split("/")[1].lower(): value for name, value in scalars.items()}, seconds=seconds)
         append_rows(run_dir / "progress.csv", [row])
         append_rows(run_dir / "episodes.csv", episodes)
         history.append([row[name] for name in ("episodic_return", "episodic_cost", "safe_episode_rate")])
         bar.set_postfix_str("{} steps/s, return {:.1f}, cost {:.2f}, safe {:.0%}".format(row["sps"], *history[-1]))
-    torch.save({"agent": agent.state_dict(), "args": asdict(args)}, run_dir / "agent.pt")  # loads with weights_only=True
+
+        # Save
+        if episodes and cost.mean() <= args.cost_limit and returned.mean() > best["episodic_return"]:
+            best.update(iteration=iteration, episodic_return=float(returned.mean()), agent=sampled_from)
+        begin_anew = bool(stop) or (args.save_every > 0 and iteration % args.save_every == 0)
+        if begin_anew or iteration == num_iterations:
+            save(iteration)
+        if stop and iteration < num_iterations:
+            print(f"\nStopped after iteration {iteration} of {num_iterations}; go on with --resume {run_dir}")
+            raise SystemExit(128 + stop[0])
     writer.close()
+    if args.track:
+        wandb.finish()
     for env in envs:
         env.close()
+    lock.close()
     last = history[-max(1, num_iterations // 10) :]
     print(
         f"{args.env_id}, seed {args.seed}, {global_step} steps in {seconds:.0f} s. Mean of the last {len(last)} iterations: "
@@ -655,4 +805,5 @@ def main(args):
 
 
 if __name__ == "__main__":
-    main(parse_args())
+    sys.excepthook = report_crash
+    main(parse_args(), stop=catch_signals())

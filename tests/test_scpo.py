@@ -373,7 +373,7 @@ def test_what_a_run_leaves(tmp_path):
         "safety/negative_reward_share",
     } <= tags
     assert [event.step for event in events.Scalars("charts/episodic_cost")] == [128, 256, 384]
-    saved = torch.load(folder / "agent.pt", weights_only=True)
+    saved = torch.load(folder / "last.pt", weights_only=True)
     scpo.Agent(3, 2).load_state_dict(saved["agent"])
     assert saved["args"]["env_id"] == "toy_env:Toy-v0"
 
@@ -413,7 +413,7 @@ def test_paper_settings_are_built_in_and_can_be_overridden():
         ("--env-id nowhere:Toy-v0", "nowhere"),
         ("--env-id CartPole-v1", "scpo_discrete.py"),
         ("--env-id toy_env:ToyNoCost-v0", 'info["cost"]'),
-        ("--env-id toy_env:ToyNegative-v0", "must be 0 or more"),
+        ("--env-id toy_env:ToyNegative-v0", "must be one number, 0 or more"),
         ("--env-id toy_env:ToySequence-v0", "Sequence"),
         ("--minibatch-size 1", "--minibatch-size"),
         ("--minibatch-size 48", "--minibatch-size"),
