@@ -729,7 +729,7 @@ def main(args, stop=None):
         row.update({name.split("/")[1].lower(): value for name, value in scalars.items()}, seconds=seconds)
         append_rows(run_dir / "progress.csv", [row])
         append_rows(run_dir / "episodes.csv", episodes)
-        history.append([row[name] for name in ("episodic_return", "episodic_cost", "safe_episode_rate")])
+        history.append([float(row[name]) for name in ("episodic_return", "episodic_cost", "safe_episode_rate")])
         bar.set_postfix_str("{} steps/s, return {:.1f}, cost {:.2f}, safe {:.0%}".format(row["sps"], *history[-1]))
 
         # Save
