@@ -34,6 +34,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from dataclasses import asdict, dataclass
@@ -549,6 +550,7 @@ def catch_signals():
 
 def report_crash(kind, error, trace):
     """What a crash in mid-run says instead of a traceback, which SCPO_DEBUG=1 brings back."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
     if os.environ.get("SCPO_DEBUG"):
         return sys.__excepthook__(kind, error, trace)
     trace = error.__cause__.__traceback__ if error.__cause__ else trace
@@ -581,6 +583,7 @@ def main(args, stop=None):
     # Networks and optimiser. `update` takes gradients of one flat vector that holds all weights
     agent = Agent(obs_dim, action_dim).to(device).requires_grad_(False)
     weights = nn.utils.parameters_to_vector(agent.parameters())
+    nn.utils.vector_to_parameters(weights, agent.parameters())  # views of it: where they lie decides about the last bits
     adam = (torch.zeros_like(weights), torch.zeros_like(weights), torch.zeros((), device=device))
     learning_rate = torch.tensor(args.learning_rate, device=device)
     update_step = update
@@ -602,8 +605,8 @@ def main(args, stop=None):
         start_time -= checkpoint["seconds"]
         if first > num_iterations:
             fail(f"--resume {args.resume} is complete; more --total-timesteps than {args.total_timesteps} make it longer")
-        agent.load_state_dict(checkpoint["agent"])
-        weights, adam = nn.utils.parameters_to_vector(agent.parameters()), tuple(x.to(device) for x in checkpoint["adam"])
+        agent.load_state_dict(checkpoint["agent"])  # and with it `weights`
+        adam = tuple(x.to(device) for x in checkpoint["adam"])
         torch.set_rng_state(checkpoint["torch_rng"])
         rng.bit_generator.state = json.loads(checkpoint["numpy_rng"])
     run_dir, lock = start_run(args, num_iterations, checkpoint)
@@ -756,4 +759,5 @@ def main(args, stop=None):
 
 if __name__ == "__main__":
     sys.excepthook = report_crash
+    threading.excepthook = lambda _: None  # of TensorBoard's writer: the run meets a full disk itself
     main(parse_args(), stop=catch_signals())

@@ -23,6 +23,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from dataclasses import asdict, dataclass
@@ -590,6 +591,7 @@ def catch_signals():
 
 def report_crash(kind, error, trace):
     """What a crash in mid-run says instead of a traceback, which SCPO_DEBUG=1 brings back."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
     if os.environ.get("SCPO_DEBUG"):
         return sys.__excepthook__(kind, error, trace)
     trace = error.__cause__.__traceback__ if error.__cause__ else trace
@@ -620,6 +622,8 @@ def main(args, stop=None):
 
     # Networks and the critics' optimiser
     agent = Agent(obs_dim, action_space).to(device)
+    actor = list(agent.actor.parameters())
+    vector_to_parameters(parameters_to_vector(actor).detach(), actor)  # one vector: where they lie decides about the last bits
     optimizer = torch.optim.Adam([*agent.critic.parameters(), *agent.cost_critic.parameters()], lr=args.critic_learning_rate)
     agent.register_buffer("lagrangian_multiplier", torch.tensor(args.lagrangian_init, dtype=torch.float64, device=device))
 
@@ -794,4 +798,5 @@ def main(args, stop=None):
 
 if __name__ == "__main__":
     sys.excepthook = report_crash
+    threading.excepthook = lambda _: None  # of TensorBoard's writer: the run meets a full disk itself
     main(parse_args(), stop=catch_signals())

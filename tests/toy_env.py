@@ -1,5 +1,7 @@
 """Small tasks for the tests: `--env-id toy_env:Toy-v0`."""
 
+import time
+
 import gymnasium as gym
 import numpy as np
 
@@ -42,6 +44,16 @@ class Toy(gym.Env):
             cost = self.costs[self.steps - 1]
         if self.fault == "nan" and self.total > 150:
             reward = float("nan")
+        if self.fault == "raise" and self.total > 150:
+            raise RuntimeError("the motor is\non fire")
+        if self.fault == "hang" and self.total > 150:
+            time.sleep(1000)
+        if self.fault == "slow":
+            time.sleep(0.0005)
+        if self.fault == "array" and self.total > 150:
+            cost = np.array([cost, 1.0])
+        if self.fault == "forget" and self.total > 150:
+            return self.observe(), reward, False, False, {}
         info = {"cost": {"cost": cost}, "constraint_costs": {"constraint_costs": [cost]}, "none": {}}[self.cost]
         return self.observe(), reward, self.fault == "die" and self.place[1] > 0.5, False, info
 
@@ -49,8 +61,8 @@ class Toy(gym.Env):
 class ToyChoice(Toy):
     """The same with pushes to choose from; "choices": one number an axis, "from5": numbers that start at 5."""
 
-    def __init__(self, actions="choice"):
-        super().__init__()
+    def __init__(self, actions="choice", fault=None):
+        super().__init__(fault=fault)
         spaces = {"choice": gym.spaces.Discrete(3), "choices": gym.spaces.MultiDiscrete([3, 2])}
         self.action_space = spaces[actions] if actions in spaces else gym.spaces.Discrete(3, start=5)
 
@@ -71,4 +83,8 @@ gym.register("ToyNan-v0", Toy, max_episode_steps=20, kwargs=dict(fault="nan"))
 gym.register("ToyChoice-v0", ToyChoice, max_episode_steps=20)
 gym.register("ToyChoices-v0", ToyChoice, max_episode_steps=20, kwargs=dict(actions="choices"))
 gym.register("ToyFrom5-v0", ToyChoice, max_episode_steps=20, kwargs=dict(actions="from5"))
+gym.register("ToyChoiceNan-v0", ToyChoice, max_episode_steps=20, kwargs=dict(fault="nan"))
 gym.register("ToyDie-v0", Toy, max_episode_steps=20, kwargs=dict(fault="die"))
+for fault in ("raise", "hang", "slow", "array", "forget"):
+    gym.register(f"Toy{fault.title()}-v0", Toy, max_episode_steps=20, kwargs=dict(fault=fault))
+    gym.register(f"ToyChoice{fault.title()}-v0", ToyChoice, max_episode_steps=20, kwargs=dict(fault=fault))
