@@ -81,15 +81,15 @@ def train(env_id, script, iterations, label, flags, seed):
     keep(done[0], run_name(env_id, label, seed))
 
 
-def keep(run_dir, name):
+def keep(run_dir, name, results=RESULTS):
     """results/runs/NAME.csv and .json: the columns that figures and tables are made of, and the run's settings."""
-    (RESULTS / "runs").mkdir(parents=True, exist_ok=True)
+    (results / "runs").mkdir(parents=True, exist_ok=True)
     progress = read(run_dir / "progress.csv")
-    with open(RESULTS / "runs" / f"{name}.csv", "w") as file:
+    with open(results / "runs" / f"{name}.csv", "w") as file:
         file.write(",".join(COLUMNS) + "\n")
         for row in zip(*(progress[column] for column in COLUMNS)):
             file.write(",".join(f"{value:.6g}" if value < 1e5 else f"{value:.0f}" for value in row) + "\n")
-    (RESULTS / "runs" / f"{name}.json").write_text((run_dir / "config.json").read_text())
+    (results / "runs" / f"{name}.json").write_text((run_dir / "config.json").read_text())
 
 
 def curves(env_id, label, metric):

@@ -1,0 +1,232 @@
+"""Makes the runs of the paper's figure and of CartSafe: what benchmark.sh calls once its environment is there.
+
+Every (algorithm, task, seed) has a folder runs/benchmark/TASK__ALGO__SEED. A run that has all its iterations is skipped, one
+that was interrupted is resumed from its last checkpoint, also after a reboot; finished curves are copied to results/runs/.
+Ctrl-C lets each run finish its iteration and save.
+"""
+
+import argparse
+import csv
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent
+TASKS = ("SafetyBallCircle-v0", "SafetyBallRun-v0", "SafetyBallGather-v0", "SafetyBallReach-v0", "CartSafe-v0")
+SCRIPTS = {
+    "SCPO": "scpo_continuous.py",
+    "TRPO": "baselines/trpo.py",
+    "TRPO-L": "baselines/trpo_lagrangian.py",
+    "CPO": "baselines/cpo.py",
+    "PCPO": "baselines/pcpo.py",
+    "PDO": "baselines/pdo.py",
+    "PPO": "scpo_discrete.py",
+}
+ON_CARTSAFE = ("SCPO", "PPO")  # as in the paper; its figure has no PPO, its CartSafe no other baseline
+LENGTHS = {"SafetyBallRun-v0": 100, "CartSafe-v0": 150}  # iterations of the published runs, 500 for the others
+LIMITS = {
+    "SafetyBallCircle-v0": 25,
+    "SafetyBallRun-v0": 25,
+    "SafetyBallGather-v0": 0.2,
+    "SafetyBallReach-v0": 10,
+    "CartSafe-v0": 1,
+}
+
+
+def fail(message):
+    """Answers bad input: one line, exit status 2."""
+    print(f"benchmark.sh: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+class Run:
+    """One (algorithm, task, seed) and the folder that its attempts share."""
+
+    def __init__(self, algo, task, seed, iterations, runs_dir):
+        self.name = f"{task}__{algo}__{seed}"
+        self.algo, self.task, self.seed = algo, task, seed
+        self.script = "scpo_discrete.py" if task == "CartSafe-v0" else SCRIPTS[algo]
+        self.length = LENGTHS.get(task, 500)
+        self.iterations = min(iterations or self.length, self.length)
+        self.batch = 32768 if algo in ("SCPO", "PPO") else 32000
+        self.folder = Path(runs_dir) / self.name
+
+    def attempt(self):
+        """The folder of the attempt that got farthest, None if there is none."""
+        return max((path.parent for path in self.folder.glob("*/last.pt")), key=lambda path: len(rows(path)), default=None)
+
+    def done(self):
+        attempt = self.attempt()
+        return len(rows(attempt)) if attempt else 0
+
+    def command(self):
+        attempt = self.attempt()
+        if attempt:
+            words = ["--resume", attempt]
+        else:
+            words = ["--env-id", self.task, "--seed", self.seed, "--runs-dir", self.folder]
+            words += ["--k", 0, "--beta", 0] if self.algo == "PPO" else []
+        return [sys.executable, ROOT / self.script, *words, "--total-timesteps", self.length * self.batch]
+
+
+def rows(attempt):
+    try:
+        with open(attempt / "progress.csv") as file:
+            return list(csv.DictReader(file))
+    except OSError:
+        return []
+
+
+def chosen(args):
+    """Returns the runs asked for, seed by seed: half a campaign then still has every curve."""
+    runs = []
+    for seed in args.seeds:
+        for task in args.tasks:
+            for algo in args.algos:
+                if algo in ON_CARTSAFE if task == "CartSafe-v0" else algo != "PPO":
+                    runs.append(Run(algo, task, seed, args.iterations, args.runs_dir))
+    return runs
+
+
+def measured_seconds(runs):
+    """Returns {run name: seconds an iteration}, from two iterations on SafetyBallRun and some hundred steps of each task."""
+    import gymnasium as gym
+
+    import scpo_envs  # noqa: F401
+
+    step_seconds = {}
+    for task in {run.task for run in runs} | {"SafetyBallRun-v0"}:
+        env = gym.make(task, disable_env_checker=True)
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        start = time.perf_counter()
+        for _ in range(1000):
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                env.reset()
+        step_seconds[task] = (time.perf_counter() - start) / 1000
+    base = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for algo in {"SCPO" if run.algo in ("SCPO", "PPO") else "CPO" for run in runs}:
+            command = [sys.executable, ROOT / SCRIPTS[algo], "--env-id", "SafetyBallRun-v0", "--runs-dir", folder]
+            command += ["--total-timesteps", 65536 if algo == "SCPO" else 64000]
+            result = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=one_thread())
+            if result.returncode:
+                fail(f"the measurement failed: {' '.join(result.stderr.split())[-300:]}")
+            attempt = next(Path(folder).glob(f"*{Path(SCRIPTS[algo]).stem}*"))
+            seconds = [float(row["seconds"]) for row in rows(attempt)]
+            base[algo] = seconds[1] - seconds[0]
+    return {
+        run.name: base["SCPO" if run.algo in ("SCPO", "PPO") else "CPO"]
+        + run.batch * (step_seconds[run.task] - step_seconds["SafetyBallRun-v0"])
+        for run in runs
+    }
+
+
+def one_thread():
+    return dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+
+def execute(run, stop):
+    """Runs or resumes one run in a process of its own until it has its iterations; returns its exit status."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with open(run.folder / "log.txt", "a") as log:
+        command = list(map(str, run.command()))
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=one_thread(), start_new_session=True)
+        asked = False
+        while process.poll() is None:
+            time.sleep(0.5)
+            if not asked and (stop.is_set() or (run.iterations < run.length and run.done() >= run.iterations)):
+                process.send_signal(signal.SIGTERM)  # it finishes its iteration, saves and leaves
+                asked = True
+    return 0 if asked else process.returncode
+
+
+def run_locally(runs, args):
+    """`--jobs` runs at a time. Returns the runs that failed."""
+    import studies
+
+    waiting, failed, stop = queue.Queue(), [], threading.Event()
+    for run in runs:
+        waiting.put(run)
+
+    def work():
+        while not stop.is_set():
+            try:
+                run = waiting.get_nowait()
+            except queue.Empty:
+                return
+            print(f"{time.strftime('%H:%M:%S')} {run.name}: from iteration {run.done()} to {run.iterations}", flush=True)
+            status = execute(run, stop)
+            if status:
+                last = (run.folder / "log.txt").read_text().strip().splitlines()[-1:]
+                print(f"{time.strftime('%H:%M:%S')} {run.name} FAILED, status {status}: {' '.join(last)[-300:]}", flush=True)
+                failed.append(run)
+            elif run.done():
+                studies.keep(run.attempt(), run.name, args.results)
+
+    workers = [threading.Thread(target=work) for _ in range(args.jobs)]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if stop.is_set():
+        raise SystemExit("Stopped; the same command goes on where it was")
+    return failed
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        prog="benchmark.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.error = lambda message: fail(message.replace("argument ", ""))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument("--algos", nargs="+", choices=SCRIPTS, default=list(SCRIPTS), metavar="ALGO", help=", ".join(SCRIPTS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4])
+    parser.add_argument(
+        "--iterations", type=int, help="stop each run there; a later call without goes on to the paper's length"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="runs at a time, one thread each (default: a core a run)"
+    )
+    parser.add_argument("--quick", action="store_true", help="every script on every task, two iterations, into runs/quick")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands and do nothing")
+    parser.add_argument("--runs-dir")
+    args = parser.parse_args()
+    for name in ("iterations", "jobs"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            fail(f"--{name} is {getattr(args, name)}, but must be at least 1")
+    args.results = ROOT / "results"
+    if args.quick:
+        args.seeds, args.iterations, args.results = args.seeds[:1], args.iterations or 2, ROOT / "runs" / "quick" / "results"
+    args.runs_dir = args.runs_dir or ROOT / "runs" / ("quick" if args.quick else "benchmark")
+    runs = chosen(args)
+    if not runs:
+        fail("--tasks and --algos leave no run: PPO is made on CartSafe-v0 alone, the baselines on all other tasks")
+    todo = [run for run in runs if run.done() < run.iterations]
+    if args.dry_run:
+        print("\n".join(shlex.join(map(str, run.command())) for run in todo))
+        return
+    print(f"{len(runs)} runs, {len(runs) - len(todo)} of them complete, {args.jobs} at a time.", flush=True)
+    if todo:
+        print("Measuring this machine ...", flush=True)
+        seconds = measured_seconds(todo)
+        hours = sum(seconds[run.name] * (run.iterations - run.done()) for run in todo) / args.jobs / 3600
+        print(f"About {hours:.1f} hours. Fewer: --tasks, --algos, --seeds, --iterations, --quick; see --help.", flush=True)
+    failed = run_locally(todo, args)
+    subprocess.run([sys.executable, ROOT / "plot.py", "--results", args.results], check=True)
+    if failed:
+        raise SystemExit(f"{len(failed)} runs failed: {', '.join(run.name for run in failed)}")
+
+
+if __name__ == "__main__":
+    main()

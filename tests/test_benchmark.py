@@ -1,0 +1,150 @@
+"""benchmark.sh and plot.py: which runs are made, skipped and resumed, and what the table says of known curves."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import benchmark
+import plot
+
+ROOT = Path(__file__).parent.parent
+
+
+def start(monkeypatch, *flags):
+    monkeypatch.setattr(sys, "argv", ["benchmark.sh", *map(str, flags)])
+    benchmark.main()
+
+
+def commands(monkeypatch, capsys, *flags):
+    start(monkeypatch, "--dry-run", *flags)
+    return [line.split()[1:] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_campaign_is_the_papers_figure_and_cart_safe(monkeypatch, capsys, tmp_path):
+    lines = commands(monkeypatch, capsys, "--runs-dir", tmp_path)
+    assert len(lines) == 4 * (4 * 6 + 2)
+    for line in lines:
+        script, task = Path(line[0]).name, line[line.index("--env-id") + 1]
+        steps = int(line[line.index("--total-timesteps") + 1])
+        assert (script == "scpo_discrete.py") == (task == "CartSafe-v0")
+        batch = 32768 if script.startswith("scpo_") else 32000
+        assert steps == batch * {"SafetyBallRun-v0": 100, "CartSafe-v0": 150}.get(task, 500)
+    assert len([line for line in lines if "--k" in line]) == 4  # PPO
+
+
+def test_lengths_and_limits_are_those_built_into_the_scripts():
+    import scpo_continuous
+    import scpo_discrete
+
+    for task in benchmark.TASKS:
+        settings = {**scpo_continuous.PAPER_SETTINGS, **scpo_discrete.PAPER_SETTINGS}[task]
+        assert settings["iterations"] == benchmark.LENGTHS.get(task, 500) and settings["cost_limit"] == benchmark.LIMITS[task]
+
+
+def test_finished_runs_are_skipped_and_interrupted_ones_resumed(monkeypatch, capsys, tmp_path):
+    narrow = ["--tasks", "SafetyBallRun-v0", "--algos", "CPO", "PDO", "TRPO", "--seeds", 1, "--runs-dir", tmp_path]
+    for algo, count in (("CPO", 100), ("PDO", 37)):
+        attempt = tmp_path / f"SafetyBallRun-v0__{algo}__1" / "attempt"
+        attempt.mkdir(parents=True)
+        (attempt / "progress.csv").write_text("iteration\n" + "".join(f"{i + 1}\n" for i in range(count)))
+        (attempt / "last.pt").touch()
+    lines = commands(monkeypatch, capsys, *narrow)
+    assert [Path(line[0]).name for line in lines] == ["pdo.py", "trpo.py"]
+    assert "--resume" not in lines[1] and lines[0][lines[0].index("--resume") + 1].endswith("PDO__1/attempt")
+    assert len(commands(monkeypatch, capsys, *narrow, "--iterations", 30)) == 1
+
+
+def test_a_run_is_stopped_at_its_iterations_and_goes_on_later(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(benchmark, "measured_seconds", lambda runs: {run.name: 3600.0 for run in runs})
+    monkeypatch.setattr(benchmark, "ROOT", tmp_path / "root")
+    (tmp_path / "root" / "results").mkdir(parents=True)
+    (tmp_path / "root" / "results" / "published_curves.csv").symlink_to(ROOT / "results" / "published_curves.csv")
+    for name in ("scpo_discrete.py", "scpo_envs", "plot.py", "benchmark.py", "evaluate.py", "studies.py", "scpo_continuous.py"):
+        (tmp_path / "root" / name).symlink_to(ROOT / name)
+    narrow = ["--tasks", "CartSafe-v0", "--algos", "PPO", "--seeds", 1, "--runs-dir", tmp_path / "runs"]
+    for iterations in (1, 4):
+        start(monkeypatch, *narrow, "--iterations", iterations)
+        said = capsys.readouterr().out
+        (kept,) = (tmp_path / "root" / "results" / "runs").glob("*.csv")
+        with open(kept) as file:
+            done = [int(row["iteration"]) for row in csv.DictReader(file)]
+        assert done == list(range(1, len(done) + 1)) and iterations <= len(done) <= iterations + 2
+        assert kept.stem == "CartSafe-v0__PPO__1" and "1 runs, 0 of them complete" in said
+    (attempt,) = (tmp_path / "runs" / "CartSafe-v0__PPO__1").glob("*/last.pt")
+    assert torch.load(attempt, weights_only=True)["iteration"] == len(done)
+    assert json.loads(kept.with_suffix(".json").read_text())["k"] == 0
+    assert (tmp_path / "root" / "results" / "campaign.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "flags, says",
+    [
+        (["--jobs", "0"], "--jobs is 0, but must be at least 1"),
+        (["--tasks", "Ball"], "--tasks: invalid choice: 'Ball'"),
+        (["--tasks", "CartSafe-v0", "--algos", "CPO"], "leave no run"),
+    ],
+)
+def test_bad_input_gets_one_line_and_status_2(flags, says, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stop:
+        start(monkeypatch, *flags)
+    said = capsys.readouterr().err.strip()
+    assert stop.value.code == 2 and says in said and "\n" not in said
+
+
+# The table ------------------------------------------------------------------------------------------------------------------
+
+
+def curve(returns, costs):
+    length = len(returns)
+    run = {"iteration": np.arange(1, length + 1), "global_step": 32000 * np.arange(1, length + 1), "episodic_return": returns}
+    return {**run, "episodic_cost": costs, "safe_episode_rate": np.ones(length), "episodes": np.full(length, 10)}
+
+
+def test_the_table_by_hand():
+    seeds = {
+        1: curve(np.arange(1.0, 101), np.full(100, 20.0)),
+        2: curve(np.arange(1.0, 101) + 2, np.full(100, 22.0)),
+        3: curve(np.arange(1.0, 121), np.full(120, 24.0)),
+    }
+    iterations = np.arange(1, 101)
+    published = {("SafetyBallRun-v0", "CPO", "return"): (iterations, np.minimum(iterations, 50.0))}
+    (row,) = plot.table({("SafetyBallRun-v0", "CPO"): seeds}, published)
+    assert (row["iterations"], row["seeds"]) == (100, 3)  # cut to the shortest
+    assert row["return"] == pytest.approx((95.5 + 97.5 + 95.5) / 3) and row["worst_return"] == 95.5
+    assert row["cost"] == pytest.approx(22) and row["worst_cost"] == 24 and row["published_return"] == 50
+    assert row["steps_to_published_final"] == pytest.approx((50 + 48 + 50) / 3 * 32000)
+    assert row["total_cost_paid"] == pytest.approx(100 * 10 * 22) and row["beside_published"] == "ahead"
+    assert np.isnan(row["published_cost"])
+
+
+def test_verdicts():
+    assert plot.verdict(100, 90, 20, 25) == "ahead" and plot.verdict(80, 90, 20, 25) == "behind"
+    assert plot.verdict(92, 90, 27, 25) == "equal" and plot.verdict(200, 90, 28, 25) == "over the limit"
+    assert plot.verdict(-0.5, -1.0, 5, 10) == "ahead" and plot.verdict(3, np.nan, 5, 10) == "not published"
+
+
+def test_figures_that_nobody_reached_are_not_made_up():
+    (row,) = plot.table({("SafetyBallRun-v0", "CPO"): {1: curve(np.ones(100), np.ones(100))}}, {})
+    assert row["steps_to_published_final"] is None and "not reached" in plot.as_markdown([row])[-1]
+
+
+def test_the_pairs_are_those_of_one_task_and_seed():
+    better, worse = curve(np.full(100, 4.0), np.ones(100)), curve(np.full(100, 2.0), np.full(100, 3.0))
+    runs = {("SafetyBallRun-v0", "SCPO"): {1: better, 2: better, 3: better}, ("SafetyBallRun-v0", "CPO"): {1: worse, 2: worse}}
+    lines = plot.aggregate(runs)
+    assert lines[-1].startswith("| CPO | 2 | 100% | +100% | 100% |") and len(lines) == 3
+
+
+def test_committed_figures_are_made_from_the_committed_runs():
+    made = (ROOT / "results" / "campaign.md").read_text()
+    rows = plot.as_markdown(plot.table(plot.load_runs(ROOT / "results"), plot.load_published()))
+    assert "\n".join(rows) in made
+    tracked = subprocess.run(["git", "ls-files", "results/runs"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    assert not tracked or len([name for name in tracked if name.endswith(".csv")]) >= 10  # a copy without git has none
+    assert sum(path.stat().st_size for path in (ROOT / "results").rglob("*") if path.is_file()) < 5e6
