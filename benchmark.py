@@ -18,6 +18,8 @@ import threading
 import time
 from pathlib import Path
 
+import studies
+
 ROOT = Path(__file__).parent
 TASKS = ("SafetyBallCircle-v0", "SafetyBallRun-v0", "SafetyBallGather-v0", "SafetyBallReach-v0", "CartSafe-v0")
 SCRIPTS = {
@@ -151,8 +153,6 @@ def execute(run, stop):
 
 def run_locally(runs, args):
     """`--jobs` runs at a time. Returns the runs that failed."""
-    import studies
-
     waiting, failed, stop = queue.Queue(), [], threading.Event()
     for run in runs:
         waiting.put(run)
@@ -184,6 +184,49 @@ def run_locally(runs, args):
     return failed
 
 
+SLURM = """#!/bin/bash
+#SBATCH --job-name=scpo
+#SBATCH --array=0-{last}
+#SBATCH --cpus-per-task=1
+#SBATCH --mem=4G
+#SBATCH --time={hours}:00:00
+#SBATCH --signal=B:TERM@120
+#SBATCH --requeue
+#SBATCH --output={runs_dir}/slurm-%A_%a.log
+# Made by: benchmark.sh --engine slurm. A task is one run, which saves on SIGTERM and is resumed when it is submitted again.
+cd {root}
+runs=(
+{runs}
+)
+set -- ${{runs[$SLURM_ARRAY_TASK_ID]}}
+{python} benchmark.py --tasks $1 --algos $2 --seeds $3 --jobs 1 --runs-dir {runs_dir} {more} --one &
+trap "kill -TERM $!; wait $!" TERM
+wait $!
+"""
+
+
+def submit_to_slurm(runs, args):
+    """Writes an array job, a run a task, and submits it; with --dry-run prints it."""
+    words = "\n".join(f'"{run.task} {run.algo} {run.seed}"' for run in runs)
+    more = f"--iterations {args.iterations}" if args.iterations else ""
+    places = dict(
+        root=shlex.quote(str(ROOT)),
+        python=shlex.quote(sys.executable),
+        runs_dir=shlex.quote(str(Path(args.runs_dir).resolve())),
+    )
+    script = SLURM.format(last=len(runs) - 1, hours=24, runs=words, more=more, **places)
+    if args.dry_run:
+        return print(script)
+    path = Path(args.runs_dir) / "slurm.sh"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(script)
+    try:
+        subprocess.run(["sbatch", path], check=True)
+    except FileNotFoundError:
+        fail("--engine slurm: there is no sbatch here")
+    print("When the jobs have ended, the same command without --engine collects what is complete and draws the figures.")
+
+
 def main():
     parser = argparse.ArgumentParser(
         prog="benchmark.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -200,7 +243,11 @@ def main():
     )
     parser.add_argument("--quick", action="store_true", help="every script on every task, two iterations, into runs/quick")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and do nothing")
+    parser.add_argument("--engine", choices=("local", "slurm"), default="local", help="where the runs are made")
     parser.add_argument("--runs-dir")
+    parser.add_argument(
+        "--one", action="store_true", help=argparse.SUPPRESS
+    )  # a task of the array job: no measurement, no figure
     args = parser.parse_args()
     for name in ("iterations", "jobs"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
@@ -213,17 +260,23 @@ def main():
     if not runs:
         fail("--tasks and --algos leave no run: PPO is made on CartSafe-v0 alone, the baselines on all other tasks")
     todo = [run for run in runs if run.done() < run.iterations]
+    if args.engine == "slurm":
+        return submit_to_slurm(todo, args) if todo else print("All runs are complete")
     if args.dry_run:
         print("\n".join(shlex.join(map(str, run.command())) for run in todo))
         return
     print(f"{len(runs)} runs, {len(runs) - len(todo)} of them complete, {args.jobs} at a time.", flush=True)
-    if todo:
+    if todo and not args.one:
         print("Measuring this machine ...", flush=True)
         seconds = measured_seconds(todo)
         hours = sum(seconds[run.name] * (run.iterations - run.done()) for run in todo) / args.jobs / 3600
         print(f"About {hours:.1f} hours. Fewer: --tasks, --algos, --seeds, --iterations, --quick; see --help.", flush=True)
     failed = run_locally(todo, args)
-    subprocess.run([sys.executable, ROOT / "plot.py", "--results", args.results], check=True)
+    for run in set(runs) - set(failed):
+        if run.done():
+            studies.keep(run.attempt(), run.name, args.results)
+    if not args.one:
+        subprocess.run([sys.executable, ROOT / "plot.py", "--results", args.results], check=True)
     if failed:
         raise SystemExit(f"{len(failed)} runs failed: {', '.join(run.name for run in failed)}")
 

@@ -82,6 +82,36 @@ def test_a_run_is_stopped_at_its_iterations_and_goes_on_later(monkeypatch, capsy
     assert (tmp_path / "root" / "results" / "campaign.png").stat().st_size > 10_000
 
 
+def test_slurm_gets_an_array_job_of_a_run_a_task(monkeypatch, capsys, tmp_path):
+    narrow = ["--tasks", "SafetyBallRun-v0", "--algos", "CPO", "TRPO-L", "--seeds", 1, 2, "--runs-dir", tmp_path]
+    start(monkeypatch, "--engine", "slurm", "--dry-run", *narrow, "--iterations", 7)
+    job = capsys.readouterr().out
+    assert "#SBATCH --array=0-3\n" in job and '"SafetyBallRun-v0 TRPO-L 2"' in job and not list(tmp_path.iterdir())
+    # what a task of the array runs, with a benchmark.py that says what it was asked for
+    (tmp_path / "benchmark.py").write_text("import sys; print(sys.argv[1:])")
+    job = job.replace(f"cd {ROOT}", f"cd {tmp_path}")
+    env = {"SLURM_ARRAY_TASK_ID": "3", "PATH": "/usr/bin:/bin"}
+    said = subprocess.run(["bash", "-c", job], capture_output=True, text=True, env=env).stdout
+    expected = "--tasks SafetyBallRun-v0 --algos TRPO-L --seeds 2 --jobs 1 --runs-dir".split() + [
+        str(tmp_path),
+        "--iterations",
+        "7",
+    ]
+    assert said.strip() == str([*expected, "--one"])
+
+
+def test_slurm_is_asked_to_run_the_job(monkeypatch, capsys, tmp_path):
+    narrow = ["--tasks", "CartSafe-v0", "--algos", "PPO", "--seeds", 1, "--runs-dir", tmp_path / "runs", "--engine", "slurm"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit) as stop:
+        start(monkeypatch, *narrow)
+    assert stop.value.code == 2 and "there is no sbatch here" in capsys.readouterr().err
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho $1 > {tmp_path}/asked\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    start(monkeypatch, *narrow)
+    assert Path((tmp_path / "asked").read_text().strip()).read_text().startswith("#!/bin/bash\n#SBATCH")
+
+
 @pytest.mark.parametrize(
     "flags, says",
     [
