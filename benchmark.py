@@ -68,13 +68,12 @@ class Run:
         attempt = self.attempt()
         return len(rows(attempt)) if attempt else 0
 
+    def new_words(self):
+        return ["--env-id", self.task, "--seed", self.seed, *(["--k", 0, "--beta", 0] if self.algo == "PPO" else [])]
+
     def command(self):
         attempt = self.attempt()
-        if attempt:
-            words = ["--resume", attempt]
-        else:
-            words = ["--env-id", self.task, "--seed", self.seed, "--runs-dir", self.folder]
-            words += ["--k", 0, "--beta", 0] if self.algo == "PPO" else []
+        words = ["--resume", attempt] if attempt else [*self.new_words(), "--runs-dir", self.folder]
         return [sys.executable, ROOT / self.script, *words, "--total-timesteps", self.length * self.batch]
 
 
@@ -227,6 +226,100 @@ def submit_to_slurm(runs, args):
     print("When the jobs have ended, the same command without --engine collects what is complete and draws the figures.")
 
 
+def on_a_worker(script, words, length, iterations, files):
+    """Runs on a Ray worker, in a copy of the project: makes or resumes a run, and yields its files whenever it has saved.
+
+    files: {name: bytes} of the attempt to go on with, {} for a new one. Yields (attempt's name, files, None), last the status.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        if files:
+            attempt = Path(folder) / files.pop("attempt")
+            attempt.mkdir()
+            for name, content in files.items():
+                (attempt / name).write_bytes(content)
+            words = ["--resume", str(attempt)]
+        command = [sys.executable, script, *words, "--total-timesteps", str(length)]
+        command += [] if files else ["--runs-dir", folder]
+        saved, asked = None, False
+        with open(Path(folder) / "log.txt", "w") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=one_thread())
+        while True:
+            status = process.poll()
+            for last in Path(folder).glob("*/last.pt"):
+                if last.stat().st_mtime_ns != saved:
+                    saved = last.stat().st_mtime_ns
+                    paths = [last, *(path for path in last.parent.iterdir() if path.is_file() and path != last)]
+                    # last.pt first: the logs may be longer than it knows, never shorter
+                    yield last.parent.name, {path.name: path.read_bytes() for path in paths if path.suffix != ".partial"}, None
+                if not asked and iterations and len(rows(last.parent)) >= iterations:
+                    process.send_signal(signal.SIGTERM)
+                    asked = True
+            if status is not None:
+                said = (Path(folder) / "log.txt").read_text().strip().splitlines()[-1:]
+                yield "", {}, (0 if asked else status, " ".join(said)[-300:])
+                return
+            time.sleep(0.5)
+
+
+def run_on_ray(runs, args):
+    """Sends the runs to a Ray cluster, collects their files as they save, and sends them again where a worker died."""
+    try:
+        import ray
+    except ImportError:
+        fail("--engine ray needs Ray: pip install 'ray[default]'")
+    code = {"working_dir": str(ROOT), "excludes": ["runs", ".git", ".venv*", "results", "tests"]}
+    try:
+        ray.init(address=args.ray_address, runtime_env=code, log_to_driver=False, logging_level="error")
+    except Exception as error:
+        fail(f"--ray-address {args.ray_address}: no cluster there ({' '.join(str(error).split())[:200]})")
+    remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(on_a_worker)
+    failed = []
+
+    def follow(run):
+        for _ in range(20):
+            attempt, files = run.attempt(), {}
+            if attempt:
+                files = {path.name: path.read_bytes() for path in attempt.iterdir() if path.is_file()} | {
+                    "attempt": attempt.name
+                }
+            words = [str(word) for word in run.new_words()]
+            print(f"{time.strftime('%H:%M:%S')} {run.name}: sent, from iteration {run.done()} to {run.iterations}", flush=True)
+            stop_at = run.iterations if run.iterations < run.length else None
+            try:
+                for reference in remote.remote(run.script, words, run.length * run.batch, stop_at, files):
+                    name, content, status = ray.get(reference)
+                    if status is None:
+                        store(run.folder / name, content)
+                    elif status[0]:
+                        print(f"{time.strftime('%H:%M:%S')} {run.name} FAILED, status {status[0]}: {status[1]}", flush=True)
+                        return failed.append(run)
+                return
+            except ray.exceptions.RayError as error:
+                print(
+                    f"{time.strftime('%H:%M:%S')} {run.name}: its worker is gone ({type(error).__name__}); sent again",
+                    flush=True,
+                )
+                time.sleep(1)
+        failed.append(run)
+
+    workers = [threading.Thread(target=follow, args=(run,), daemon=True) for run in runs]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    ray.shutdown()
+    return failed
+
+
+def store(attempt, files):
+    """Writes an attempt's files, each as a whole; last.pt last, so that what is there can always be resumed."""
+    attempt.mkdir(parents=True, exist_ok=True)
+    for name in sorted(files, key=lambda name: name == "last.pt"):
+        partial = attempt / f"{name}.partial"
+        partial.write_bytes(files[name])
+        os.replace(partial, attempt / name)
+
+
 def main():
     parser = argparse.ArgumentParser(
         prog="benchmark.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -243,8 +336,12 @@ def main():
     )
     parser.add_argument("--quick", action="store_true", help="every script on every task, two iterations, into runs/quick")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and do nothing")
-    parser.add_argument("--engine", choices=("local", "slurm"), default="local", help="where the runs are made")
+    parser.add_argument("--engine", choices=("local", "ray", "slurm"), default="local", help="where the runs are made")
+    parser.add_argument(
+        "--ray-address", default="auto", help="of the Ray cluster (default: auto, the one this machine is part of)"
+    )
     parser.add_argument("--runs-dir")
+    parser.add_argument("--results", type=Path, help="folder for curves, figures and table (default: results)")
     parser.add_argument(
         "--one", action="store_true", help=argparse.SUPPRESS
     )  # a task of the array job: no measurement, no figure
@@ -252,9 +349,9 @@ def main():
     for name in ("iterations", "jobs"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             fail(f"--{name} is {getattr(args, name)}, but must be at least 1")
-    args.results = ROOT / "results"
+    args.results = args.results or ROOT / ("runs/quick/results" if args.quick else "results")
     if args.quick:
-        args.seeds, args.iterations, args.results = args.seeds[:1], args.iterations or 2, ROOT / "runs" / "quick" / "results"
+        args.seeds, args.iterations = args.seeds[:1], args.iterations or 2
     args.runs_dir = args.runs_dir or ROOT / "runs" / ("quick" if args.quick else "benchmark")
     runs = chosen(args)
     if not runs:
@@ -266,12 +363,12 @@ def main():
         print("\n".join(shlex.join(map(str, run.command())) for run in todo))
         return
     print(f"{len(runs)} runs, {len(runs) - len(todo)} of them complete, {args.jobs} at a time.", flush=True)
-    if todo and not args.one:
+    if todo and not args.one and args.engine == "local":
         print("Measuring this machine ...", flush=True)
         seconds = measured_seconds(todo)
         hours = sum(seconds[run.name] * (run.iterations - run.done()) for run in todo) / args.jobs / 3600
         print(f"About {hours:.1f} hours. Fewer: --tasks, --algos, --seeds, --iterations, --quick; see --help.", flush=True)
-    failed = run_locally(todo, args)
+    failed = (run_on_ray if args.engine == "ray" else run_locally)(todo, args)
     for run in set(runs) - set(failed):
         if run.done():
             studies.keep(run.attempt(), run.name, args.results)

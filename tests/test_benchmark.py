@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,47 @@ def test_a_run_is_stopped_at_its_iterations_and_goes_on_later(monkeypatch, capsy
     assert torch.load(attempt, weights_only=True)["iteration"] == len(done)
     assert json.loads(kept.with_suffix(".json").read_text())["k"] == 0
     assert (tmp_path / "root" / "results" / "campaign.png").stat().st_size > 10_000
+
+
+def test_ray_loses_nothing_when_a_worker_dies(tmp_path):
+    """A real cluster on this machine: a head that computes nothing and two workers, one of which is taken away in mid-run."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=0))
+    workers = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    try:
+        command = [
+            sys.executable,
+            str(ROOT / "benchmark.py"),
+            "--engine",
+            "ray",
+            "--ray-address",
+            cluster.address,
+            "--iterations",
+            "24",
+        ]
+        command += ["--tasks", "CartSafe-v0", "--seeds", "1", "--runs-dir", str(tmp_path / "runs"), "--one"]
+        command += ["--results", str(tmp_path / "results")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(600):
+            lasts = list((tmp_path / "runs").glob("*/*/last.pt"))
+            if len(lasts) == 2 and all(torch.load(last, weights_only=True)["iteration"] >= 10 for last in lasts):
+                break
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.5)
+        cluster.remove_node(workers[0], allow_graceful=False)
+        said, _ = process.communicate(timeout=400)
+    finally:
+        cluster.shutdown()
+    assert process.returncode == 0, said
+    assert said.count("its worker is gone") == 1 and "from iteration 1" in said.split("its worker is gone")[1], said
+    for algo in ("SCPO", "PPO"):
+        (attempt,) = (tmp_path / "runs" / f"CartSafe-v0__{algo}__1").iterdir()
+        with open(attempt / "progress.csv") as file:
+            iterations = [int(row["iteration"]) for row in csv.DictReader(file)]
+        assert iterations == list(range(1, len(iterations) + 1)) and len(iterations) >= 24
+        assert (tmp_path / "results" / "runs" / f"CartSafe-v0__{algo}__1.csv").exists()
 
 
 def test_slurm_gets_an_array_job_of_a_run_a_task(monkeypatch, capsys, tmp_path):
