@@ -311,3 +311,32 @@ def test_a_missing_package_is_named_in_one_line(missing):
 
 def test_pybullets_banner_is_hidden():
     assert python('import gymnasium, scpo_envs; gymnasium.make("SafetyBallRun-v0").reset(seed=1)') == ""
+
+
+@pytest.mark.parametrize("box_speed", [0.0, 1 / 30, 1.0, -2.0])
+def test_reachs_box_circles_at_the_speed_asked_for(box_speed):
+    env = gym.make("SafetyBallReach-v0", disable_env_checker=True, box_speed=box_speed).unwrapped
+    env.reset(seed=3, options={"box_phase": 0.5})
+    targets = []
+    change = env.bullet.changeConstraint
+
+    class Spy:
+        def __getattr__(self, name):
+            return getattr(bullet, name)
+
+        def changeConstraint(self, joint, target, **kwargs):
+            targets.append(target)
+            return change(joint, target, **kwargs)
+
+    bullet, env.bullet = env.bullet, Spy()
+    for _ in range(60):
+        env.step(np.zeros(2))
+    x, y, _ = env.box_centre
+    angles = np.unwrap([np.arctan2(target[0] - x, target[1] - y) for target in targets])
+    np.testing.assert_allclose(np.diff(angles), box_speed / 60, atol=1e-6)
+    env.close()
+
+
+def test_a_speed_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="box_speed is nan"):
+        gym.make("SafetyBallReach-v0", disable_env_checker=True, box_speed=float("nan"))
