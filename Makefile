@@ -21,7 +21,7 @@ train: .venv/installed
 	.venv/bin/python scpo_continuous.py $(ARGS)
 
 test: .venv/installed-dev
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n 2
 
 lint: .venv/installed-dev
 	.venv/bin/ruff check .
