@@ -100,7 +100,7 @@ class Args:
     """lengths tried; when none is accepted the policy stays"""
     std_start: float = 0.509
     """standard deviation of continuous actions at the start; it isn't learned but falls linearly"""
-    std_end: float = 0.05
+    std_end: float = 0.1
     """standard deviation at the end"""
     cost_limit: Optional[float] = None
     """cost an episode may spend on average, undiscounted (None: the task's, see above)"""
