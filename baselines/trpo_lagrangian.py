@@ -64,10 +64,10 @@ class Args:
     """seed of everything: weights, actions, minibatches, environments"""
     total_timesteps: Optional[int] = None
     """environment steps, rounded down to whole iterations (None: as long as the published run)"""
-    num_envs: int = 64
+    num_envs: int = 16
     """environments stepped side by side"""
-    num_steps: int = 500
-    """steps in each environment an iteration: two whole episodes of a Ball task"""
+    num_steps: int = 2000
+    """steps in each environment an iteration: eight whole episodes of a Ball task"""
     gamma: float = 0.99
     """discount of reward and cost"""
     gae_lambda: Optional[float] = None
