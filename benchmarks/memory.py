@@ -1,7 +1,7 @@
 """Resident memory and speed over a long run: python benchmarks/memory.py [scpo_continuous.py --env-id SafetyBallReach-v0 ...].
 
 Starts the script, reads its resident size from /proc (Linux) whenever it has logged an iteration, and prints every fifth, the
-growth from iteration 5 to the end, and the speed of the last ten iterations beside that of iterations 2 to 11.
+growth from iteration 5 to the last but one, and the speed of the last ten iterations beside that of iterations 2 to 11.
 """
 
 import csv
@@ -41,7 +41,8 @@ def main():
         raise SystemExit(f"{command[0]} ended with status {process.returncode} after {len(sizes)} iterations; 12 are needed")
     for iteration in range(5, len(sizes) + 1, 5):
         print(f"iteration {iteration:3}: {sizes[iteration - 1]:6.0f} MiB")
-    print(f"growth from iteration 5 to {len(sizes)}: {sizes[-1] / sizes[4] - 1:+.1%}")
+    # the last one is read while the process is already closing its environments
+    print(f"growth from iteration 5 to {len(sizes) - 1}: {sizes[-2] / sizes[4] - 1:+.1%}")
     seconds = [float(row["seconds"]) for row in rows]
     steps = float(rows[0]["global_step"])
     early, late = (10 * steps / (seconds[end] - seconds[end - 10]) for end in (10, len(seconds) - 1))
