@@ -26,6 +26,7 @@ from studies import read  # noqa: E402
 ROOT = Path(__file__).parent
 # Okabe and Ito's colours, told apart by the colour-blind, and line widths and styles, told apart in grey print
 COLOURS = dict(zip(SCRIPTS, ("#0072B2", "#000000", "#E69F00", "#D55E00", "#CC79A7", "#009E73", "#56B4E9")))
+UNCONSTRAINED = ("TRPO", "PPO")
 METRICS = {
     "episodic_return": ("return", "return"),
     "episodic_cost": ("cost", "cost"),
@@ -125,8 +126,11 @@ def table(runs, published):
             theirs = published_mean(published, (task, algo, "return"), window.start + 1, length)
             target = published_mean(published, (task, algo, "return"), full - full // 10 + 1, full)
             batch = next(iter(seeds.values()))["global_step"][0]
-            reached = [np.flatnonzero((r >= target) & (c <= limit)) for r, c in zip(returns, costs)]
+            bound = np.inf if algo in UNCONSTRAINED else limit
+            reached = [np.flatnonzero((r >= target) & (c <= bound)) for r, c in zip(returns, costs)]
             reached = [hit[0] + 1 if len(hit) else None for hit in reached]
+            timed = None not in reached and all("seconds" in run for run in seeds.values())
+            minutes = [run["seconds"][hit - 1] / 60 for run, hit in zip(seeds.values(), reached)] if timed else None
             episodes = stacked(seeds, "episodes")
             rows.append({
                 "task": task, "algorithm": algo, "iterations": length, "of": full, "seeds": len(seeds),
@@ -137,10 +141,9 @@ def table(runs, published):
                 "published_cost": published_mean(published, (task, algo, "cost"), window.start + 1, length),
                 "limit": limit, "safe_episodes": safe[:, window].mean(),
                 "steps_to_published_final": None if None in reached else np.mean(reached) * batch,
+                "minutes_to_published_final": np.mean(minutes) if timed else None,
                 "total_cost_paid": np.nansum(costs * episodes, axis=1).mean(),
-                "beside_published": verdict(
-                    finals.mean(), theirs, final_costs.mean(), np.inf if algo in ("TRPO", "PPO") else limit
-                ),
+                "beside_published": verdict(finals.mean(), theirs, final_costs.mean(), bound),
             })  # fmt: skip
     return rows
 
@@ -159,15 +162,15 @@ def number(value):
 
 def as_markdown(rows):
     heads = "task, algorithm, iterations, seeds, return (95 %), worst, published, cost (95 %), worst, published, limit"
-    heads += ", safe episodes, steps to the published final return within the limit, cost paid, beside published"
-    lines = ["| " + heads.replace(", ", " | ") + " |", "|" + "---|" * 15]
+    heads += ", safe episodes, steps to the published final return within the limit, minutes, cost paid, beside published"
+    lines = ["| " + heads.replace(", ", " | ") + " |", "|" + "---|" * 16]
     for row in rows:
         cells = [row["task"], row["algorithm"], f"{row['iterations']} of {row['of']}", row["seeds"]]
         for name in ("return", "cost"):
             spread = f" ({number(row[name + '_low'])} to {number(row[name + '_high'])})" if row["seeds"] > 1 else ""
             cells += [number(row[name]) + spread, number(row[f"worst_{name}"]), number(row[f"published_{name}"])]
         cells += [f"{row['limit']:g}", f"{row['safe_episodes']:.3f}", number(row["steps_to_published_final"]) or "not reached"]
-        cells += [number(row["total_cost_paid"]), row["beside_published"]]
+        cells += [number(row["minutes_to_published_final"]), number(row["total_cost_paid"]), row["beside_published"]]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
 
@@ -204,6 +207,16 @@ def aggregate(runs):
     return lines
 
 
+def speed(path):
+    """Lines of a Markdown table of what benchmarks/training_speed.py --csv has measured."""
+    with open(path) as file:
+        rows = list(csv.DictReader(file))
+    lines = ["| task | script or peer | steps a second | the first one's, as a multiple |", "|---|---|---|---|"]
+    for row in rows:
+        lines.append(f"| {row['task']} | {row['script']} | {float(row['steps_per_second']):,.0f} | {row['ratio']} |")
+    return lines
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder that has runs/*.csv")
@@ -222,10 +235,15 @@ def main():
     text = [
         "# The campaign",
         "",
-        "`python plot.py` makes this from `runs/`. Means over the last 10 % of the iterations that all seeds have;",
+        "`python plot.py` makes this from `runs/`. Means over the last 10 % of the iterations that all seeds",
     ]
-    text += ["the published columns are the published curve's mean over the same iterations.", "", *as_markdown(rows), ""]
+    text += [
+        "have; the published columns are the published curve's mean over the same iterations. Minutes: of one of two runs at a"
+    ]
+    text += ["time on 2 cores, start-up excluded.", "", *as_markdown(rows), ""]
     text += ["## Over all tasks", "", *aggregate(runs), ""]
+    if (results / "speed.csv").exists():
+        text += ["## Steps a second of training", "", *speed(results / "speed.csv"), ""]
     (results / "campaign.md").write_text("\n".join(text))
     print("\n".join(text))
 

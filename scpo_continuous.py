@@ -635,6 +635,7 @@ def main(args, stop=None):
                 obs[-1, i], _ = env.reset(seed=int(rng.integers(2**31)))
             safe[-1] = 1
         # Sample (a_t, s_t) ~ pi for T steps (Algorithm 1, line 2)
+        sampling_start = time.time()
         sample_actions, sampled_from = sampler(agent), {name: x.clone() for name, x in agent.state_dict().items()}
         noise = rng.standard_normal(actions.shape, dtype=np.float32)
         obs[0], safe[0], terminations[:], dones[:] = obs[-1], safe[-1], 0, 0
@@ -658,6 +659,7 @@ def main(args, stop=None):
                 obs[t + 1, i] = next_obs
         if stop is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
+        sampling_seconds = time.time() - sampling_start
         for name, array in (("an observation", obs), ("a reward", rewards), ("an action", actions)):
             if not np.isfinite(array).all():
                 raise SystemExit(f"{name} is NaN or infinite in iteration {iteration}; stopped, {run_dir} is intact")
@@ -723,6 +725,7 @@ def main(args, stop=None):
             "safety/unsafe_share": 1 - safe[:-1].mean(),
             "safety/negative_reward_share": (rewards + args.reward_bias < 0).mean(),
             "charts/SPS": int(global_step / seconds),
+            "charts/sampling_SPS": int(batch_size / sampling_seconds),
         }
         for name, value in scalars.items():
             writer.add_scalar(name, value, global_step)

@@ -5,6 +5,7 @@
     python studies.py targets        V^c_gamma along an episode, and the ratios of both surrogates (no training)
     python studies.py summary        the README's table and figure, from results/ (no training)
     python studies.py estimators     L1 against L2 and the estimates of Q^c against each other on SafetyBallCircle
+    python studies.py box            SafetyBallReach with its box in simulated time, and as slow as in the published runs
 
 --jobs: runs at a time (default 1), one thread each; --seeds; --figures-only: draw what is in results/. A run whose progress.csv
 has all its iterations is not made again. Needs matplotlib (requirements-dev.txt).
@@ -32,10 +33,13 @@ import scpo_discrete as discrete  # noqa: E402
 ROOT = Path(__file__).parent
 RUNS, RESULTS = ROOT / "runs" / "studies", ROOT / "results"
 COLUMNS = (
-    "iteration global_step episodic_return episodic_cost episodic_cost_std episodic_length safe_episode_rate episodes".split()
+    "iteration global_step episodic_return episodic_cost episodic_cost_std episodic_length safe_episode_rate episodes "
+    "seconds".split()
 )
 # Okabe and Ito's colours, told apart by the colour-blind, and line styles, told apart in grey print
 STYLES = [("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":"), ("#E69F00", (0, (3, 1, 1, 1)))]
+
+REACH = {name: value for name, value in scpo.PAPER_SETTINGS["SafetyBallReach-v0"].items() if name != "iterations"}
 
 # study: (task, script, iterations, seeds, {label: flags})
 STUDIES = {
@@ -45,8 +49,13 @@ STUDIES = {
     ),
     "estimators": (
         "SafetyBallCircle-v0", "scpo_continuous.py", 100, 3,
-        {"SCPO": "", "L2": "--surrogate l2", "Monte Carlo": "--safety-estimator mc", "one step": "--safety-estimator one-step",
-         "lambda 0.95": "--safety-estimator 0.95"},
+        {"default": "", "L2": "--surrogate l2", "Monte Carlo": "--safety-estimator mc",
+         "one step": "--safety-estimator one-step", "lambda 0.95": "--safety-estimator 0.95"},
+    ),
+    "box": (
+        "SafetyBallReach-v0", "scpo_continuous.py", 60, 2,
+        {"default": "", "slow box": "--env-id SafetyBallReachSlowBox-v0 "
+         + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in REACH.items())},
     ),
 }  # fmt: skip
 
@@ -70,7 +79,8 @@ def train(env_id, script, iterations, label, flags, seed):
     folder = RUNS / run_name(env_id, label, seed)
     done = [path.parent for path in folder.glob("*/progress.csv") if len(read(path)["iteration"]) >= iterations]
     if not done:
-        command = [sys.executable, script, "--env-id", env_id, "--seed", str(seed), "--runs-dir", str(folder), *flags.split()]
+        command = [sys.executable, script, "--seed", str(seed), "--runs-dir", str(folder), *flags.split()]
+        command += [] if "--env-id" in flags else ["--env-id", env_id]
         command += ["--total-timesteps", str(iterations * 32768)]
         print(" ".join(command[1:]), flush=True)
         env = dict(os.environ, OMP_NUM_THREADS="1")
@@ -121,8 +131,11 @@ def draw_curves(study, metrics, with_published):
             axis.plot(steps, runs.mean(0), line, color=colour, label=f"{label} ({len(runs)} seeds)")
             axis.fill_between(steps, runs.min(0), runs.max(0), color=colour, alpha=0.15, linewidth=0)
             if label in with_published and metric in names:
-                iterations, values = published(env_id, label, names[metric])
-                axis.plot(32768e-6 * np.array(iterations), values, "--", color=colour, alpha=0.6, label=f"{label}, published")
+                iterations, values = map(np.array, published(env_id, with_published[label], names[metric]))
+                shown = iterations <= STUDIES[study][2]
+                axis.plot(
+                    32768e-6 * iterations[shown], values[shown], "--", color=colour, alpha=0.6, label=f"{label}, published"
+                )
         if metric == "episodic_cost":
             axis.axhline(scpo_limit(env_id), color="black", linestyle="-.", linewidth=0.8, label="cost limit")
             axis.set_yscale("symlog", linthresh=1)
@@ -141,8 +154,9 @@ def summary():
     for env_id in TASKS:
         if not len(curves(env_id, "SCPO", "iteration")):
             continue
-        runs = {metric: curves(env_id, "SCPO", metric) for metric in COLUMNS}
-        seeds, iterations = runs["iteration"].shape
+        metrics = ("episodic_return", "episodic_cost", "safe_episode_rate")
+        runs = {metric: curves(env_id, "SCPO", metric) for metric in metrics}
+        seeds, iterations = runs["episodic_return"].shape
         window = max(1, iterations // 10)
         ours = {metric: values[:, -window:].mean(1) for metric, values in runs.items()}
         theirs = {}
@@ -311,7 +325,7 @@ def main():
             runs = [(label, flags, seed) for seed in args.seeds or range(1, seeds + 1) for label, flags in labels.items()]
             list(pool.map(lambda run: train(env_id, script, iterations, *run), runs))
     metrics = ["episodic_return", "episodic_cost", "episodic_cost_std", "safe_episode_rate"]
-    with_published = {"cartsafe": ("SCPO", "PPO"), "augmentation": ("SCPO",), "estimators": ("SCPO",)}[args.study]
+    with_published = {label: {"default": "SCPO"}.get(label, label) for label in labels if label in ("SCPO", "PPO", "default")}
     draw_curves(args.study, metrics if args.study == "cartsafe" else ["episodic_return", "episodic_cost"], with_published)
     if args.study == "augmentation":
         draw_velocity()

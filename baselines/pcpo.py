@@ -675,6 +675,7 @@ def main(args, stop=None):
                 obs[-1, i], _ = env.reset(seed=int(rng.integers(2**31)))
             sums[:] = 0
         # Sample
+        sampling_start = time.time()
         agent.std.fill_(args.std_end + (args.std_start - args.std_end) * (1 - iteration / num_iterations))
         sample_actions, sampled_from = sampler(agent), {name: x.clone() for name, x in agent.state_dict().items()}
         shape = (args.num_steps, args.num_envs, num_outputs)
@@ -702,6 +703,7 @@ def main(args, stop=None):
                 obs[t + 1, i] = next_obs
         if stop is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
+        sampling_seconds = time.time() - sampling_start
         for name, array in (("an observation", obs), ("a reward", rewards), ("an action", actions)):
             if not np.isfinite(array).all():
                 raise SystemExit(f"{name} is NaN or infinite in iteration {iteration}; stopped, {run_dir} is intact")
@@ -757,6 +759,7 @@ def main(args, stop=None):
             "losses/cost_explained_variance": explained_variance(cost_values[:-1], cost_returns),
             "losses/reward_scale": scale,
             "charts/SPS": int(global_step / seconds),
+            "charts/sampling_SPS": int(batch_size / sampling_seconds),
         }
         for name, value in scalars.items():
             writer.add_scalar(name, value, global_step)

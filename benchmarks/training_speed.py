@@ -1,10 +1,11 @@
-"""Steps a second of training beside a peer's, by turns in the same minutes, one thread each.
+"""Steps a second of training, by turns in the same minutes, one thread each: our scripts beside each other and beside peers.
 
-    python benchmarks/training_speed.py --peer "PYTHON PEER_SCRIPT {env_id} {iterations}" [--tasks Circle Run Gather Reach]
+    python benchmarks/training_speed.py [--scripts scpo_continuous.py baselines/cpo.py ...] [--tasks Circle Run Gather Reach]
+        [--peer "NAME=PYTHON benchmarks/peer_sb3.py {env_id} {iterations}"] [--csv results/speed.csv]
 
 PEER is any command that trains on the task {env_id} for {iterations} iterations of 32,768 steps and whose output has "sps N" in
-its last line, in an environment of its own (Stable-Baselines3's PPO, say). Ours is read from progress.csv: the time from the
-first step to the last log line, compilation excluded and printed beside it, since it is paid once a run.
+its last line, in an environment of its own. Ours is read from progress.csv: the time from the first step to the last log line,
+compilation excluded and printed beside it, since it is paid once a run. ratio: the first script's speed to this one's.
 """
 
 import argparse
@@ -41,26 +42,35 @@ def ours(script, env_id, iterations):
     return int(last["global_step"]) / float(last["seconds"]), total - float(last["seconds"])
 
 
+def theirs(command, env_id):
+    out = run(command.format(env_id=env_id, iterations=1).split())
+    return float(re.findall(r"sps (\d+)", out)[-1]), 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--peer", required=True, help="command with {env_id} and {iterations}")
-    parser.add_argument("--script", default="scpo_continuous.py")
+    parser.add_argument("--scripts", nargs="+", default=["scpo_continuous.py"])
+    parser.add_argument("--peer", action="append", default=[], help="NAME=command with {env_id} and {iterations}")
     parser.add_argument("--tasks", nargs="+", default=["Circle", "Run", "Gather", "Reach"])
-    parser.add_argument("--iterations", type=int, default=5, help="ours; the peer makes 1 of them at a time")
+    parser.add_argument("--iterations", type=int, default=5, help="ours; a peer makes 1 at a time")
     parser.add_argument("--rounds", type=int, default=2, help="turns; the best of each side counts")
+    parser.add_argument("--csv", help="write the table there as well")
     args = parser.parse_args()
-    print(f"{'task':24} {'ours':>8} {'peer':>8} {'ratio':>6} {'start-up':>9}")
-    for task in args.tasks:
-        env_id = f"SafetyBall{task}-v0"
-        speeds, peers, starts = [], [], []
+    peers = dict(peer.split("=", 1) for peer in args.peer)
+    lines = ["task,script,steps_per_second,ratio,startup_seconds"]
+    print(f"{'task':24} {'script':32} {'steps/s':>8} {'ratio':>6} {'start-up':>9}")
+    for env_id in (f"SafetyBall{task}-v0" for task in args.tasks):
+        turns = {name: [] for name in (*args.scripts, *peers)}
         for _ in range(args.rounds):
-            sps, start = ours(args.script, env_id, args.iterations)
-            speeds.append(sps)
-            starts.append(start)
-            out = run(args.peer.format(env_id=env_id, iterations=1).split())
-            peers.append(float(re.findall(r"sps (\d+)", out)[-1]))
-        ratio = max(speeds) / max(peers)
-        print(f"{env_id:24} {max(speeds):8.0f} {max(peers):8.0f} {ratio:6.1f} {min(starts):8.1f}s", flush=True)
+            for name, speeds in turns.items():
+                speeds.append(theirs(peers[name], env_id) if name in peers else ours(name, env_id, args.iterations))
+        for name, speeds in turns.items():
+            best, startup = max(speed for speed, _ in speeds), min(startup for _, startup in speeds)
+            ratio = max(speed for speed, _ in turns[args.scripts[0]]) / best
+            print(f"{env_id:24} {name:32} {best:8.0f} {ratio:6.2f} {startup:8.1f}s", flush=True)
+            lines.append(f"{env_id},{name},{best:.0f},{ratio:.2f},{startup:.1f}")
+    if args.csv:
+        Path(args.csv).write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

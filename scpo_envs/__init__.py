@@ -1,8 +1,9 @@
 """The tasks of the SCPO paper, registered with Gymnasium by `import scpo_envs`.
 
 SafetyBallCircle-v0, SafetyBallRun-v0, SafetyBallGather-v0 and SafetyBallReach-v0 are the 2021 Bullet-Safety-Gym tasks the
-paper trained on, CartSafe-v0 is gym-safety's. PyPI's bullet-safety-gym 1.4.0 has other tasks under the same names (see
-docs/tasks.md): they stay reachable as `release/SafetyBallCircle-v0` and so on, its Car, Drone and Ant tasks under their ids.
+paper trained on, CartSafe-v0 is gym-safety's; SafetyBallReachSlowBox-v0 is Reach with its box as slow as in the published
+runs. PyPI's bullet-safety-gym 1.4.0 has other tasks under the same names (see docs/tasks.md): they stay reachable as
+`release/SafetyBallCircle-v0` and so on, its Car, Drone and Ant tasks under their ids.
 """
 
 import gymnasium as gym
@@ -28,4 +29,11 @@ for task in BALL_TASKS:
         )
     gym.register(env_id, entry_point=f"scpo_envs.ball_tasks:Ball{task}", max_episode_steps=250)
 
+# the box as slow as in the published runs, where it followed the wall clock and the machine made some 1,800 steps a second
+gym.register(
+    "SafetyBallReachSlowBox-v0",
+    entry_point="scpo_envs.ball_tasks:BallReach",
+    max_episode_steps=250,
+    kwargs={"box_speed": 1 / 30},
+)
 gym.register("CartSafe-v0", entry_point="scpo_envs.cart_safe:CartSafe", max_episode_steps=300)

@@ -313,6 +313,12 @@ def test_pybullets_banner_is_hidden():
     assert python('import gymnasium, scpo_envs; gymnasium.make("SafetyBallRun-v0").reset(seed=1)') == ""
 
 
+def test_the_slow_box_is_reach_at_a_thirtieth_of_the_speed():
+    slow, reach = (gym.make(f"SafetyBallReach{name}-v0", disable_env_checker=True) for name in ("SlowBox", ""))
+    assert (slow.unwrapped.box_speed, reach.unwrapped.box_speed) == (1 / 30, 1)
+    assert type(slow.unwrapped) is type(reach.unwrapped) and slow.spec.max_episode_steps == reach.spec.max_episode_steps
+
+
 @pytest.mark.parametrize("box_speed", [0.0, 1 / 30, 1.0, -2.0])
 def test_reachs_box_circles_at_the_speed_asked_for(box_speed):
     env = gym.make("SafetyBallReach-v0", disable_env_checker=True, box_speed=box_speed).unwrapped

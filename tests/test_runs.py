@@ -50,7 +50,7 @@ def only(folder):
 
 def rows(path):
     with open(path) as file:
-        return [{k: v for k, v in row.items() if k not in ("sps", "seconds")} for row in csv.DictReader(file)]
+        return [{k: v for k, v in row.items() if k not in ("sps", "sampling_sps", "seconds")} for row in csv.DictReader(file)]
 
 
 def logged(run_dir):
