@@ -195,6 +195,36 @@ def test_the_table_by_hand():
     assert np.isnan(row["published_cost"])
 
 
+def test_minutes_to_the_published_final_return():
+    iterations = np.arange(1, 101)
+    published = {("SafetyBallRun-v0", "CPO", "return"): (iterations, np.full(100, 50.0))}
+    seeds = {seed: curve(np.arange(1.0, 101) + seed, np.full(100, 20.0)) for seed in (0, 2)}
+    (row,) = plot.table({("SafetyBallRun-v0", "CPO"): seeds}, published)
+    assert row["minutes_to_published_final"] is None  # curves kept before there was a clock in them
+    for speed, run in zip((6.0, 12.0), seeds.values()):
+        run["seconds"] = speed * iterations
+    (row,) = plot.table({("SafetyBallRun-v0", "CPO"): seeds}, published)
+    assert row["minutes_to_published_final"] == pytest.approx((50 * 6 + 48 * 12) / 2 / 60)
+    assert (
+        plot.as_markdown([row])[-1].count("|") == plot.as_markdown([row])[0].count("|") == plot.as_markdown([row])[1].count("|")
+    )
+
+
+def test_only_what_is_constrained_has_to_keep_the_limit():
+    costly = {1: curve(np.arange(1.0, 101), np.full(100, 90.0))}
+    published = {("SafetyBallRun-v0", algo, "return"): (np.arange(1, 101), np.full(100, 50.0)) for algo in ("CPO", "TRPO")}
+    trpo, cpo = plot.table({("SafetyBallRun-v0", algo): costly for algo in ("TRPO", "CPO")}, published)
+    assert trpo["steps_to_published_final"] == 50 * 32000 and trpo["beside_published"] == "ahead"
+    assert cpo["steps_to_published_final"] is None and cpo["beside_published"] == "over the limit"
+
+
+def test_the_speed_table_is_the_csvs(tmp_path):
+    (tmp_path / "speed.csv").write_text(
+        "task,script,steps_per_second,ratio,startup_seconds\nSafetyBallRun-v0,scpo_continuous.py,15907,1.00,9.1\n"
+    )
+    assert plot.speed(tmp_path / "speed.csv")[-1] == "| SafetyBallRun-v0 | scpo_continuous.py | 15,907 | 1.00 |"
+
+
 def test_verdicts():
     assert plot.verdict(100, 90, 20, 25) == "ahead" and plot.verdict(80, 90, 20, 25) == "behind"
     assert plot.verdict(92, 90, 27, 25) == "equal" and plot.verdict(200, 90, 28, 25) == "over the limit"
