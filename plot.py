@@ -8,6 +8,7 @@ the published value at the same iteration, and paired comparisons over all tasks
 
 import argparse
 import csv
+import gzip
 import sys
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def load_runs(results):
 def load_published():
     """Returns {(task, algo, metric): (iterations, values)}, read off the paper's figures."""
     curves = {}
-    with open(ROOT / "results" / "published_curves.csv") as file:
+    with gzip.open(ROOT / "results" / "published_curves.csv.gz", "rt") as file:
         for row in csv.DictReader(file):
             curves.setdefault((row["env_id"], row["algo"], row["metric"]), []).append(
                 (int(row["iteration"]), float(row["value"]))
@@ -69,6 +70,11 @@ def published_mean(published, key, first, last):
     return inside.mean() if len(inside) else np.nan
 
 
+def thinned(x):
+    """Every nth value of the last axis, so that some hundred are left: what can be seen, and a small file."""
+    return x[..., :: max(1, x.shape[-1] // 125)]
+
+
 def draw(runs, published, results):
     tasks = [task for task in TASKS if any(key[0] == task for key in runs)]
     figure, axes = plt.subplots(
@@ -81,12 +87,13 @@ def draw(runs, published, results):
                 values = stacked(seeds, metric)
                 steps = 1e-6 * batch * np.arange(1, values.shape[1] + 1)
                 width = 2 if algo == "SCPO" else 1.1
+                steps, values = thinned(steps), thinned(values)
                 axis.plot(steps, values.mean(0), color=COLOURS[algo], linewidth=width, label=f"{algo} ({len(values)} seeds)")
                 if len(values) > 1:
                     low, high = bootstrap(values, samples=500)
                     axis.fill_between(steps, low, high, color=COLOURS[algo], alpha=0.15, linewidth=0)
                 if (task, algo, name) in published:
-                    iterations, curve = published[task, algo, name]
+                    iterations, curve = map(thinned, published[task, algo, name])
                     axis.plot(1e-6 * batch * iterations, curve, "--", color=COLOURS[algo], linewidth=0.8, alpha=0.7)
                 axis.set_title(f"{task[:-3]}: {title}", fontsize=9)
                 axis.grid(alpha=0.3)
@@ -97,7 +104,7 @@ def draw(runs, published, results):
         for axis in row:
             axis.set_xlabel("million environment steps", fontsize=8)
     for ending in ("png", "svg"):
-        figure.savefig(results / f"campaign.{ending}", dpi=100, metadata={"Date": None} if ending == "svg" else None)
+        figure.savefig(results / f"campaign.{ending}", dpi=80, metadata={"Date": None} if ending == "svg" else None)
     plt.close(figure)
 
 

@@ -13,6 +13,7 @@ has all its iterations is not made again. Needs matplotlib (requirements-dev.txt
 
 import argparse
 import csv
+import gzip
 import os
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def keep(run_dir, name, results=RESULTS):
     with open(results / "runs" / f"{name}.csv", "w") as file:
         file.write(",".join(COLUMNS) + "\n")
         for row in zip(*(progress[column] for column in COLUMNS)):
-            file.write(",".join(f"{value:.6g}" if value < 1e5 else f"{value:.0f}" for value in row) + "\n")
+            file.write(",".join(f"{value:.5g}" if value < 1e5 else f"{value:.0f}" for value in row) + "\n")
     (results / "runs" / f"{name}.json").write_text((run_dir / "config.json").read_text())
 
 
@@ -111,7 +112,7 @@ def curves(env_id, label, metric):
 
 def published(env_id, algo, metric):
     """Returns (iterations, values) of a curve read off the paper's figures."""
-    with open(RESULTS / "published_curves.csv") as file:
+    with gzip.open(RESULTS / "published_curves.csv.gz", "rt") as file:
         rows = [row for row in csv.DictReader(file) if (row["env_id"], row["algo"], row["metric"]) == (env_id, algo, metric)]
     return [float(row["iteration"]) for row in rows], [float(row["value"]) for row in rows]
 

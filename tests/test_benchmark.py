@@ -65,7 +65,7 @@ def test_a_run_is_stopped_at_its_iterations_and_goes_on_later(monkeypatch, capsy
     monkeypatch.setattr(benchmark, "measured_seconds", lambda runs: {run.name: 3600.0 for run in runs})
     monkeypatch.setattr(benchmark, "ROOT", tmp_path / "root")
     (tmp_path / "root" / "results").mkdir(parents=True)
-    (tmp_path / "root" / "results" / "published_curves.csv").symlink_to(ROOT / "results" / "published_curves.csv")
+    (tmp_path / "root" / "results" / "published_curves.csv.gz").symlink_to(ROOT / "results" / "published_curves.csv.gz")
     for name in ("scpo_discrete.py", "scpo_envs", "plot.py", "benchmark.py", "evaluate.py", "studies.py", "scpo_continuous.py"):
         (tmp_path / "root" / name).symlink_to(ROOT / name)
     narrow = ["--tasks", "CartSafe-v0", "--algos", "PPO", "--seeds", 1, "--runs-dir", tmp_path / "runs"]
