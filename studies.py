@@ -129,7 +129,7 @@ def draw_curves(study, metrics, with_published):
             if not len(runs):
                 continue
             steps = 32768e-6 * np.arange(1, runs.shape[1] + 1)
-            axis.plot(steps, runs.mean(0), line, color=colour, label=f"{label} ({len(runs)} seeds)")
+            axis.plot(steps, runs.mean(0), linestyle=line, color=colour, label=f"{label} ({len(runs)} seeds)")
             axis.fill_between(steps, runs.min(0), runs.max(0), color=colour, alpha=0.15, linewidth=0)
             if label in with_published and metric in names:
                 iterations, values = map(np.array, published(env_id, with_published[label], names[metric]))
@@ -145,7 +145,6 @@ def draw_curves(study, metrics, with_published):
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
     save(figure, study)
-    write_table(study)
 
 
 def summary():
@@ -208,8 +207,8 @@ def save(figure, name, title=True):
     plt.close(figure)
 
 
-def write_table(study):
-    """results/STUDY.md: means over the last 10 % of the iterations, per label over seeds, with the worst seed."""
+def table(study):
+    """Returns the lines of results/STUDY.md: means over the last 10 % of the iterations, by label, and the worst seeds."""
     env_id, _, _, _, labels = STUDIES[study]
     lines = [f"# {study}: {env_id}", "", "`python studies.py " + study + "`; mean of the last 10 % of the iterations.", ""]
     lines += [
@@ -227,7 +226,7 @@ def write_table(study):
                 cells += [form.format(last.mean()), form.format(worst(last))]
         if cells:
             lines.append(f"| {label} | {len(runs)} | " + " | ".join(cells) + " |")
-    (RESULTS / f"{study}.md").write_text("\n".join(lines) + "\n")
+    return lines
 
 
 def draw_velocity():
@@ -248,7 +247,7 @@ def draw_velocity():
     for axis, label in zip(axes, labels):
         names = [name for name in data if name.startswith(label + ",")]
         for name, (colour, line) in zip(names, STYLES):
-            axis.plot(data["step"] / 60, data[name], line, color=colour, label=name.split(", ")[1])
+            axis.plot(data["step"] / 60, data[name], linestyle=line, color=colour, label=name.split(", ")[1])
         axis.axhline(2.5, color="black", linestyle="-.", linewidth=0.8, label="costs above")
         axis.set(title=label, xlabel="s", ylabel="m/s")
         axis.grid(alpha=0.3)
@@ -328,6 +327,7 @@ def main():
     metrics = ["episodic_return", "episodic_cost", "episodic_cost_std", "safe_episode_rate"]
     with_published = {label: {"default": "SCPO"}.get(label, label) for label in labels if label in ("SCPO", "PPO", "default")}
     draw_curves(args.study, metrics if args.study == "cartsafe" else ["episodic_return", "episodic_cost"], with_published)
+    (RESULTS / f"{args.study}.md").write_text("\n".join(table(args.study)) + "\n")
     if args.study == "augmentation":
         draw_velocity()
 
