@@ -210,7 +210,7 @@ class SafetyState(gym.Wrapper):
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
-        cost = info.get("cost", np.sum(info["constraint_costs"]) if "constraint_costs" in info else None)
+        cost = info["cost"] if "cost" in info else np.sum(info["constraint_costs"]) if "constraint_costs" in info else None
         if cost is None:
             raise ValueError('the task reports no cost: its step must put a number, 0.0 or more, into info["cost"] every time')
         if np.ndim(cost) or not 0 <= cost < math.inf:
