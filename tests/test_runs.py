@@ -59,7 +59,7 @@ def logged(run_dir):
     for path in sorted(run_dir.glob("events.*")):
         events = EventAccumulator(str(path)).Reload()
         for tag in events.Tags()["scalars"]:
-            found += [(tag, event.step, event.value) for event in events.Scalars(tag) if tag != "charts/SPS"]
+            found += [(tag, event.step, event.value) for event in events.Scalars(tag) if "SPS" not in tag]
     return sorted(found)
 
 
