@@ -46,12 +46,12 @@ except ImportError:
 
 # The limits and lengths of the SCPO paper; what was chosen here, on seeds 101 and up, is in docs/baselines.md with its grid.
 TASK_SETTINGS = {
-    "SafetyBallCircle-v0": dict(cost_limit=25, target_kl=0.01, gae_lambda=0.95, iterations=500),
-    "SafetyBallRun-v0": dict(cost_limit=25, target_kl=0.003, gae_lambda=0.95, iterations=100),
-    "SafetyBallGather-v0": dict(cost_limit=0.2, target_kl=0.001, gae_lambda=0.95, iterations=500),
-    "SafetyBallReach-v0": dict(cost_limit=10, target_kl=0.0003, gae_lambda=0.95, iterations=500),
-    "CartSafe-v0": dict(cost_limit=1, target_kl=0.001, gae_lambda=0.95, iterations=150),
-    "any other task": dict(cost_limit=None, target_kl=0.001, gae_lambda=0.95, iterations=100),
+    "SafetyBallCircle-v0": dict(cost_limit=25, target_kl=0.01, iterations=500),
+    "SafetyBallRun-v0": dict(cost_limit=25, target_kl=0.003, iterations=100),
+    "SafetyBallGather-v0": dict(cost_limit=0.2, target_kl=0.001, iterations=500),
+    "SafetyBallReach-v0": dict(cost_limit=10, target_kl=0.0003, iterations=500),
+    "CartSafe-v0": dict(cost_limit=1, target_kl=0.001, iterations=150),
+    "any other task": dict(cost_limit=None, target_kl=0.001, iterations=100),
 }
 DELTA = 0.1  # with --augment-state: the share of the limit spent stops at 1 + DELTA
 
@@ -70,8 +70,8 @@ class Args:
     """steps in each environment an iteration: eight whole episodes of a Ball task"""
     gamma: float = 0.99
     """discount of reward and cost"""
-    gae_lambda: Optional[float] = None
-    """lambda of generalized advantage estimation, for the reward (None: the task's, see above)"""
+    gae_lambda: float = 0.95
+    """lambda of generalized advantage estimation, for the reward"""
     cost_gae_lambda: float = 0.95
     """the same for the cost"""
     critic_learning_rate: float = 1e-3
