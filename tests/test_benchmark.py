@@ -13,6 +13,7 @@ import torch
 
 import benchmark
 import plot
+import studies
 
 ROOT = Path(__file__).parent.parent
 
@@ -167,6 +168,19 @@ def test_bad_input_gets_one_line_and_status_2(flags, says, monkeypatch, capsys):
         start(monkeypatch, *flags)
     said = capsys.readouterr().err.strip()
     assert stop.value.code == 2 and says in said and "\n" not in said
+
+
+def test_what_results_keep_of_a_run(tmp_path):
+    run = {name: [f"{number}.123456789", "nan"] for number, name in enumerate(studies.COLUMNS, 100)}
+    run.update(losses=["1", "2"], iteration=["1", "2"], global_step=["16384000", "32768000"])
+    (tmp_path / "progress.csv").write_text("\n".join(",".join(row) for row in [run, *zip(*run.values())]))
+    (tmp_path / "config.json").write_text('{"seed": 7}')
+    studies.keep(tmp_path, "SafetyBallRun-v0__SCPO__7", tmp_path / "results")
+    kept = studies.read(tmp_path / "results" / "runs" / "SafetyBallRun-v0__SCPO__7.csv")
+    assert list(kept) == list(studies.COLUMNS) and json.loads(next(tmp_path.rglob("*__7.json")).read_text()) == {"seed": 7}
+    for name, values in kept.items():
+        assert np.allclose(values, np.array(run[name], dtype=float), rtol=1e-4, equal_nan=True), name
+    assert list(kept["global_step"]) == [16384000, 32768000]
 
 
 # The table ------------------------------------------------------------------------------------------------------------------
