@@ -463,11 +463,14 @@ def update_critics(agent, optimizer, obs, returns, cost_returns, args):
 
 
 def git_revision():
+    """The commit, with "-dirty" where a Python file differs from it, "unknown" outside git."""
+    git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        commit = subprocess.run([*git, "describe", "--always", "--abbrev=12"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ":/*.py"], capture_output=True).returncode
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return commit.stdout.strip() + ("-dirty" if changed else "")
 
 
 def versions():

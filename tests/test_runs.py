@@ -345,3 +345,20 @@ def test_track_logs_offline(script, tmp_path):
 def test_config_tells_the_settings_and_where_they_come_from(finished):
     config = json.loads((finished / "config.json").read_text())
     assert config["script"] == "scpo_continuous.py" and config["save_every"] == 2 and config["k"] == 4
+
+
+def test_a_runs_revision_is_that_of_the_code(tmp_path, monkeypatch):
+    module = importlib.import_module("scpo_continuous")
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "scripts" / "copy.py"))
+    (tmp_path / "scripts").mkdir()
+    assert module.git_revision() == "unknown"
+    for name in ("scripts/copy.py", "env.py", "results.csv"):
+        (tmp_path / name).write_text("1\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=A", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout[:12]
+    (tmp_path / "results.csv").write_text("2\n")  # what a campaign writes while it goes on
+    assert module.git_revision() == commit
+    (tmp_path / "env.py").write_text("2\n")  # beside the script's folder
+    assert module.git_revision() == commit + "-dirty"
