@@ -49,7 +49,7 @@ TASK_SETTINGS = {
     "SafetyBallCircle-v0": dict(cost_limit=25, target_kl=0.003, iterations=500),
     "SafetyBallRun-v0": dict(cost_limit=25, target_kl=0.001, iterations=100),
     "SafetyBallGather-v0": dict(cost_limit=0.2, target_kl=0.001, iterations=500),
-    "SafetyBallReach-v0": dict(cost_limit=10, target_kl=0.001, iterations=500),
+    "SafetyBallReach-v0": dict(cost_limit=10, target_kl=0.0003, iterations=500),
     "CartSafe-v0": dict(cost_limit=1, target_kl=0.001, iterations=150),
     "any other task": dict(cost_limit=None, target_kl=0.001, iterations=100),
 }
