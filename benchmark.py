@@ -7,6 +7,7 @@ Ctrl-C lets each run finish its iteration and save.
 
 import argparse
 import csv
+import math
 import os
 import queue
 import shlex
@@ -97,7 +98,7 @@ def chosen(args):
 
 
 def measured_seconds(runs):
-    """Returns {run name: seconds an iteration}, from two iterations on SafetyBallRun and some hundred steps of each task."""
+    """Returns {run name: (seconds to start, seconds an iteration)}, from two iterations on Run and 1,000 steps of each task."""
     import gymnasium as gym
 
     import scpo_envs  # noqa: F401
@@ -113,22 +114,31 @@ def measured_seconds(runs):
             if terminated or truncated:
                 env.reset()
         step_seconds[task] = (time.perf_counter() - start) / 1000
-    base = {}
+    startup, base = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for algo in {"SCPO" if run.algo in ("SCPO", "PPO") else "CPO" for run in runs}:
             command = [sys.executable, ROOT / SCRIPTS[algo], "--env-id", "SafetyBallRun-v0", "--runs-dir", folder]
             command += ["--total-timesteps", 65536 if algo == "SCPO" else 64000]
+            start = time.perf_counter()
             result = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=one_thread())
             if result.returncode:
                 fail(f"the measurement failed: {' '.join(result.stderr.split())[-300:]}")
             attempt = next(Path(folder).glob(f"*{Path(SCRIPTS[algo]).stem}*"))
             seconds = [float(row["seconds"]) for row in rows(attempt)]
+            startup[algo] = time.perf_counter() - start - seconds[1]
             base[algo] = seconds[1] - seconds[0]
-    return {
-        run.name: base["SCPO" if run.algo in ("SCPO", "PPO") else "CPO"]
-        + run.batch * (step_seconds[run.task] - step_seconds["SafetyBallRun-v0"])
-        for run in runs
-    }
+    measured = {}
+    for run in runs:
+        algo = "SCPO" if run.algo in ("SCPO", "PPO") else "CPO"
+        stepping = run.batch * (step_seconds[run.task] - step_seconds["SafetyBallRun-v0"])
+        measured[run.name] = startup[algo], base[algo] + stepping
+    return measured
+
+
+def estimate(runs, measured, jobs):
+    """Returns how long the runs will take, in words."""
+    seconds = sum(measured[run.name][0] + measured[run.name][1] * (run.iterations - run.done()) for run in runs) / jobs
+    return f"{seconds / 3600:.1f} hours" if seconds > 3600 else f"{max(1, math.ceil(seconds / 60))} minutes"
 
 
 def one_thread():
@@ -365,9 +375,8 @@ def main():
     print(f"{len(runs)} runs, {len(runs) - len(todo)} of them complete, {args.jobs} at a time.", flush=True)
     if todo and not args.one and args.engine == "local":
         print("Measuring this machine ...", flush=True)
-        seconds = measured_seconds(todo)
-        hours = sum(seconds[run.name] * (run.iterations - run.done()) for run in todo) / args.jobs / 3600
-        print(f"About {hours:.1f} hours. Fewer: --tasks, --algos, --seeds, --iterations, --quick; see --help.", flush=True)
+        length = estimate(todo, measured_seconds(todo), args.jobs)
+        print(f"About {length}. Fewer: --tasks, --algos, --seeds, --iterations, --quick; see --help.", flush=True)
     failed = (run_on_ray if args.engine == "ray" else run_locally)(todo, args)
     for run in set(runs) - set(failed):
         if run.done():

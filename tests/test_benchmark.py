@@ -63,7 +63,7 @@ def test_finished_runs_are_skipped_and_interrupted_ones_resumed(monkeypatch, cap
 
 
 def test_a_run_is_stopped_at_its_iterations_and_goes_on_later(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(benchmark, "measured_seconds", lambda runs: {run.name: 3600.0 for run in runs})
+    monkeypatch.setattr(benchmark, "measured_seconds", lambda runs: {run.name: (10.0, 3600.0) for run in runs})
     monkeypatch.setattr(benchmark, "ROOT", tmp_path / "root")
     (tmp_path / "root" / "results").mkdir(parents=True)
     (tmp_path / "root" / "results" / "published_curves.csv.gz").symlink_to(ROOT / "results" / "published_curves.csv.gz")
@@ -77,7 +77,7 @@ def test_a_run_is_stopped_at_its_iterations_and_goes_on_later(monkeypatch, capsy
         with open(kept) as file:
             done = [int(row["iteration"]) for row in csv.DictReader(file)]
         assert done == list(range(1, len(done) + 1)) and iterations <= len(done) <= iterations + 2
-        assert kept.stem == "CartSafe-v0__PPO__1" and "1 runs, 0 of them complete" in said
+        assert kept.stem == "CartSafe-v0__PPO__1" and "1 runs, 0 of them complete" in said and "About" in said
     (attempt,) = (tmp_path / "runs" / "CartSafe-v0__PPO__1").glob("*/last.pt")
     assert torch.load(attempt, weights_only=True)["iteration"] == len(done)
     assert json.loads(kept.with_suffix(".json").read_text())["k"] == 0
@@ -153,6 +153,20 @@ def test_slurm_is_asked_to_run_the_job(monkeypatch, capsys, tmp_path):
     (tmp_path / "sbatch").chmod(0o755)
     start(monkeypatch, *narrow)
     assert Path((tmp_path / "asked").read_text().strip()).read_text().startswith("#!/bin/bash\n#SBATCH")
+
+
+def test_the_estimate_counts_what_is_left(tmp_path):
+    new, begun = (
+        benchmark.Run("CPO", "SafetyBallRun-v0", 1, None, tmp_path),
+        benchmark.Run("PDO", "CartSafe-v0", 1, 40, tmp_path),
+    )
+    (begun.folder / "attempt").mkdir(parents=True)
+    (begun.folder / "attempt" / "last.pt").touch()
+    (begun.folder / "attempt" / "progress.csv").write_text("iteration\n" + "1\n" * 30)
+    measured = {new.name: (100.0, 200.0), begun.name: (7.0, 3.0)}
+    assert benchmark.estimate([new], measured, 2) == "2.8 hours"
+    assert benchmark.estimate([begun], measured, 1) == "1 minutes"
+    assert benchmark.estimate([new, begun], measured, 8) == "42 minutes"
 
 
 @pytest.mark.parametrize(
