@@ -163,10 +163,10 @@ def test_the_estimate_counts_what_is_left(tmp_path):
     (begun.folder / "attempt").mkdir(parents=True)
     (begun.folder / "attempt" / "last.pt").touch()
     (begun.folder / "attempt" / "progress.csv").write_text("iteration\n" + "1\n" * 30)
-    measured = {new.name: (100.0, 200.0), begun.name: (7.0, 3.0)}
+    measured = {new.name: (100.0, 200.0), begun.name: (100.0, 3.0)}
     assert benchmark.estimate([new], measured, 2) == "2.8 hours"
-    assert benchmark.estimate([begun], measured, 1) == "1 minutes"
-    assert benchmark.estimate([new, begun], measured, 8) == "42 minutes"
+    assert benchmark.estimate([begun], measured, 1) == "3 minutes"
+    assert benchmark.estimate([new, begun], measured, 8) == "43 minutes"
 
 
 @pytest.mark.parametrize(
