@@ -1,16 +1,16 @@
 """The tasks of the SCPO paper, registered with Gymnasium by `import scpo_envs`.
 
-SafetyBallCircle-v0, SafetyBallRun-v0, SafetyBallGather-v0 and SafetyBallReach-v0 are the 2021 Bullet-Safety-Gym tasks the
-paper trained on, CartSafe-v0 is gym-safety's; SafetyBallReachSlowBox-v0 is Reach with its box as slow as in the published
-runs. PyPI's bullet-safety-gym 1.4.0 has other tasks under the same names (see docs/tasks.md): they stay reachable as
-`release/SafetyBallCircle-v0` and so on, its Car, Drone and Ant tasks under their ids.
+SafetyBallCircle-v0, SafetyBallRun-v0, SafetyBallGather-v0 and SafetyBallReach-v0 are the tasks of the 2021
+Bullet-Safety-Gym, on which the paper trained. CartSafe-v0 is gym-safety's. SafetyBallReachSlowBox-v0 is Reach with a
+box as slow as in the published runs. PyPI's bullet-safety-gym 1.4.0 has other tasks under the same ids (see
+docs/tasks.md). They can be had as `release/SafetyBallCircle-v0` and so on; its Car, Drone and Ant tasks keep their ids.
 """
 
 import gymnasium as gym
 
 try:
-    # Registers the package's ids and loads nothing else (no PyBullet). It has to happen before ours: Python runs a module
-    # once, so a later `import bullet_safety_gym` by anybody can no longer replace the paper's tasks.
+    # This only registers the package's ids, it doesn't load PyBullet. It must run before we register ours. Python runs
+    # a module once, so nobody's later `import bullet_safety_gym` can then replace the paper's tasks.
     import bullet_safety_gym  # noqa: F401
 except ImportError:
     pass  # making a Ball task says what to install
@@ -29,7 +29,8 @@ for task in BALL_TASKS:
         )
     gym.register(env_id, entry_point=f"scpo_envs.ball_tasks:Ball{task}", max_episode_steps=250)
 
-# the box as slow as in the published runs, where it followed the wall clock and the machine made some 1,800 steps a second
+# In the published runs the box followed the wall clock. The machine made some 1,800 steps a second, 30 times as many as
+# a second of simulated time has.
 gym.register(
     "SafetyBallReachSlowBox-v0",
     entry_point="scpo_envs.ball_tasks:BallReach",

@@ -1,9 +1,10 @@
 """The four Ball tasks of the SCPO paper: Circle, Run, Gather and Reach.
 
-A ball of radius 0.5 m rolls on a plane, pushed by a force of at most 3.5 N an axis, 60 control steps a simulated second, 250
-steps an episode. Constants and formulas are those of the 2021 Bullet-Safety-Gym (S. Gronauer, MIT licence), which the paper
-trained on; docs/tasks.md lists them. The world is made of the assets in the bullet-safety-gym wheel. What differs from the
-original: a seed decides everything, the moving box runs on simulated time, and the ball's state is read once a step.
+A force of at most 3.5 N along each axis pushes a ball of radius 0.5 m over a plane. 60 steps make a second of simulated
+time, 250 an episode. Constants and formulas are those of the 2021 Bullet-Safety-Gym (S. Gronauer, MIT licence), on
+which the paper trained; docs/tasks.md lists them. The bodies are the assets in the bullet-safety-gym wheel. Three
+things differ from the original: a seed decides everything, Reach's box moves on simulated time, and a step reads the
+ball's state once.
 """
 
 import importlib.util
@@ -17,13 +18,13 @@ import numpy as np
 
 DT = 1 / 60  # s, one control step
 RADIUS = 0.5  # m, the ball's
-MAX_FORCE = 3.5  # N, an axis
+MAX_FORCE = 3.5  # N, along each axis
 INSTALL = "pip install pybullet bullet-safety-gym==1.4.0 (Python 3.12+ or macOS: see 'Install' in README.md)"
 
 
 @contextmanager
 def quiet():
-    """Hides what PyBullet's C code prints while it is imported; Python's own streams can't catch that."""
+    """Hides what PyBullet's C code prints on import; replacing `sys.stdout` would not, since C doesn't write there."""
     with open(os.devnull, "w") as devnull:
         saved = {fd: os.dup(fd) for fd in (1, 2)}
         try:
@@ -37,7 +38,10 @@ def quiet():
 
 
 def load_bullet(env_name):
-    """Returns the pybullet module and the folder of bullet-safety-gym's assets, or says in one line what to install."""
+    """Returns the pybullet module and the folder of bullet-safety-gym's assets.
+
+    Raises `gymnasium.error.DependencyNotInstalled` if one is missing; its message says what to install.
+    """
     package = importlib.util.find_spec("bullet_safety_gym")
     if package is None:
         raise gym.error.DependencyNotInstalled(f"{env_name} needs bullet-safety-gym's assets: {INSTALL}")
@@ -50,29 +54,38 @@ def load_bullet(env_name):
 
 
 class BallTask(gym.Env):
-    """What the four tasks share: the ball, its force, its 7 features, the simulation, the camera.
+    """What the four tasks share: the ball and its features, the simulation, the camera.
 
-    Observation: float32 `(num_features,)`, the ball's (0.1 x, 0.1 y, 0.2 v_x, 0.2 v_y, 0.1 omega_x, 0.1 omega_y, 0.1 omega_z),
-    in m, m/s and rad/s, followed by the task's own features. Action: `(2,)` in [-1, 1], clipped, the share of 3.5 N along x
-    and y. `info["cost"]` is the step's cost, 0.0 or 1.0. The time limit of 250 steps comes from the registration.
+    Observation: float32 `(num_features,)`. The first seven are the ball's: 0.1 x, 0.1 y, 0.2 v_x, 0.2 v_y, 0.1 omega_x,
+    0.1 omega_y, 0.1 omega_z, from m, m/s and rad/s. The task's own features follow. Action: `(2,)` in [-1, 1], clipped,
+    in units of 3.5 N along x and y. `info["cost"]` is the step's cost, 0.0 or 1.0. The time limit of 250 steps comes
+    from the registration, so a task made without `gym.make` has none.
 
-    `reset(options=...)` places a layout instead of drawing one; every field may be left out and is then drawn:
-    ball `(3,)` m; ball_quat `(4,)`; obstacles `(n, 3)` m (Gather: 8 apples, 8 bombs; Reach: the box, 8 puddles); for Reach also
-    box_centre `(3,)` m, box_phase rad, box_quat `(4,)`, and goal `(n, 2)` m, goals to be reached in that order.
+    `reset(options=...)` places a layout. Any field may be left out and is then drawn. All tasks have ball `(3,)` in m
+    and ball_quat `(4,)`. Gather has obstacles `(16, 3)` in m, the 8 apples first, then the 8 bombs. Reach has obstacles
+    `(9, 3)` in m, the box and 8 puddles; box_centre `(3,)` in m; box_phase in rad; box_quat `(4,)`; and goal `(n, 2)`
+    in m, the goals in the order in which they are to be reached.
 
-    Raises `ValueError` for an unknown or misshapen option and for an action that isn't two numbers, and
-    `gymnasium.error.DependencyNotInstalled` without PyBullet or bullet-safety-gym.
+    The simulated world lives in PyBullet's C code, so a task can't be copied or pickled. To start one in another
+    process, send a function that makes it, as Gymnasium's vector environments do.
+
+    Raises `ValueError` for an unknown or malformed option and for an action that isn't two numbers; `TypeError` on a
+    copy; `gymnasium.error.ResetNeeded` for a step or picture before the first reset;
+    `gymnasium.error.ClosedEnvironmentError` after `close`; `gymnasium.error.DependencyNotInstalled` without PyBullet or
+    bullet-safety-gym.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 60}
     num_features = 7
-    sub_steps = 4  # physics steps in a control step: 1/240 s each
+    sub_steps = 4  # physics steps in a step, of 1/240 s each
     plane = "plane10"
     option_shapes = {"ball": (3,), "ball_quat": (4,)}
-    camera = dict(cameraTargetPosition=(0, -3, 0), distance=12, yaw=0, pitch=-60)
+    # in m and degrees; shows the room of Gather and Reach with all four walls
+    camera = dict(cameraTargetPosition=(0, -1.5, 0), distance=18.5, yaw=0, pitch=-70)
+    client = -1  # PyBullet's number for the world; -1 when there is none
+    position = None  # m, the ball's; None before the first reset
 
     def __init__(self, render_mode=None):
-        self.client = -1
         self.render_mode = render_mode
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (self.num_features,), np.float32)
         self.action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -87,8 +100,9 @@ class BallTask(gym.Env):
         )
         self.bullet.setGravity(0, 0, -9.81, physicsClientId=self.client)
         self.bullet.setDefaultContactERP(0.9, physicsClientId=self.client)
-        plane = self.load(f"plane/{self.plane}.urdf")
-        self.bullet.changeDynamics(plane, -1, lateralFriction=0.8, restitution=0.5, physicsClientId=self.client)
+        # a simple rigid body, since PyBullet's default, a multibody, takes longer to step with the same results
+        self.ground = self.load(f"plane/{self.plane}.urdf", useMaximalCoordinates=True)
+        self.bullet.changeDynamics(self.ground, -1, lateralFriction=0.8, restitution=0.5, physicsClientId=self.client)
         self.build_world()
         self.ball = self.load("robots/ball/ball.urdf", (0, 0, RADIUS), fixed=False)
         self.build_obstacles()
@@ -96,29 +110,36 @@ class BallTask(gym.Env):
             self.build_visuals()
         self.clean_world = self.bullet.saveState(physicsClientId=self.client)
 
-    def load(self, asset, position=(0, 0, 0), orientation=(0, 0, 0, 1), fixed=True):
+    def load(self, asset, position=(0, 0, 0), orientation=(0, 0, 0, 1), fixed=True, **options):
         """Loads one of the package's URDF files and returns its body id."""
         return self.bullet.loadURDF(
-            str(self.assets / asset), position, orientation, useFixedBase=fixed, physicsClientId=self.client
+            str(self.assets / asset), position, orientation, useFixedBase=fixed, physicsClientId=self.client, **options
         )
 
-    # What a task adds -------------------------------------------------------------------------------------------------------
+    def load_room(self):
+        """Loads four walls, 20 m apart."""
+        room = self.load("obstacles/room_20x20.urdf")
+        # The walls stand still on the ground. PyBullet would compute these contacts in every step nevertheless.
+        for link in range(-1, self.bullet.getNumJoints(room, physicsClientId=self.client)):
+            self.bullet.setCollisionFilterPair(self.ground, room, -1, link, 0, physicsClientId=self.client)
+
+    # What a task adds -----------------------------------------------------------------------------------------------
 
     def build_world(self):
         """Loads walls."""
 
     def build_obstacles(self):
-        """Loads bodies that can be touched."""
+        """Loads bodies with which the ball can collide."""
 
     def build_visuals(self):
-        """Loads what is only seen; a world that isn't rendered has none of it."""
+        """Loads bodies without a collision shape. They matter in pictures alone, so only a rendered world has them."""
 
     def place(self, options):
-        """Draws or takes from `options` where everything stands; returns the ball's position (3,) and orientation (4,)."""
+        """Draws the layout, or takes it from `options`; returns the ball's position (3,) and quaternion (4,)."""
         raise NotImplementedError
 
     def start(self):
-        """Runs after the settling step, before the first observation."""
+        """Runs between the physics step that ends a reset and the first observation."""
 
     def move_obstacles(self):
         """Runs before each simulation step."""
@@ -131,23 +152,31 @@ class BallTask(gym.Env):
         """Returns a list of the features after the ball's seven."""
         return []
 
-    # Gymnasium --------------------------------------------------------------------------------------------------------------
+    # Gymnasium ------------------------------------------------------------------------------------------------------
 
     def reset(self, *, seed=None, options=None):
+        if self.client < 0:
+            raise self.no_episode()
+        options = self.check_options(options)
         super().reset(seed=seed)
         self.bullet.restoreState(self.clean_world, physicsClientId=self.client)
         self.steps = 0
-        position, orientation = self.place(self.check_options(options))
+        position, orientation = self.place(options)
         self.bullet.resetBasePositionAndOrientation(self.ball, position, orientation, physicsClientId=self.client)
         self.bullet.stepSimulation(physicsClientId=self.client)
-        self.read_ball()
+        self.read_state()
         self.start()
         return self.observe(), {}
 
     def step(self, action):
-        force_x, force_y = (float(a) for a in action)
+        if self.position is None:
+            raise self.no_episode()
+        try:
+            force_x, force_y = map(float, action)
+        except (TypeError, ValueError):
+            force_x = force_y = math.nan
         if math.isnan(force_x) or math.isnan(force_y):
-            raise ValueError(f"{type(self).__name__}: the action is {action}, but must be two numbers in [-1, 1]")
+            raise ValueError(f"{type(self).__name__}: the action is {action!r}, but must be two numbers in [-1, 1]")
         force_x = min(max(force_x, -1.0), 1.0)
         force_y = min(max(force_y, -1.0), 1.0)
         self.steps += 1
@@ -161,12 +190,13 @@ class BallTask(gym.Env):
         )
         self.move_obstacles()
         self.bullet.stepSimulation(physicsClientId=self.client)
-        self.read_ball()
+        self.read_state()
         reward, cost, terminated = self.evaluate(math.hypot(force_x, force_y))
         self.cost = cost
         return self.observe(), reward, terminated, False, {"cost": cost}
 
-    def read_ball(self):
+    def read_state(self):
+        """Reads the ball's state from PyBullet, once a step; a task adds what both its reward and its features need."""
         self.position, _ = self.bullet.getBasePositionAndOrientation(self.ball, physicsClientId=self.client)
         self.velocity, self.spin = self.bullet.getBaseVelocity(self.ball, physicsClientId=self.client)
 
@@ -177,6 +207,12 @@ class BallTask(gym.Env):
         ball = [0.1 * x, 0.1 * y, 0.2 * v_x, 0.2 * v_y, 0.1 * w_x, 0.1 * w_y, 0.1 * w_z]
         return np.array(ball + self.task_features(), dtype=np.float32)
 
+    def no_episode(self):
+        """Returns the error for a call that needs an open world, or a reset before it."""
+        if self.client < 0:
+            return gym.error.ClosedEnvironmentError(f"{type(self).__name__} is closed: make a new one")
+        return gym.error.ResetNeeded(f"{type(self).__name__}: call reset() first")
+
     def check_options(self, options):
         """Returns the options as float64 arrays, or raises ValueError with the field and what is allowed."""
         checked = {}
@@ -185,18 +221,29 @@ class BallTask(gym.Env):
                 raise ValueError(
                     f"reset option {name!r} is unknown; {type(self).__name__} takes {', '.join(self.option_shapes)}"
                 )
-            value, shape = np.asarray(value, dtype=np.float64), self.option_shapes[name]
+            shape = self.option_shapes[name]
+            wanted = f"reset option {name!r} must have shape {shape}".replace("None", "n")
+            try:
+                value = np.asarray(value, dtype=np.float64)
+            except (TypeError, ValueError):
+                raise ValueError(f"{wanted} and hold numbers, not {value!r}") from None
             if len(value.shape) != len(shape) or any(want not in (None, got) for want, got in zip(shape, value.shape)):
-                raise ValueError(f"reset option {name!r} must have shape {shape}, not {value.shape}".replace("None", "n"))
+                raise ValueError(f"{wanted}, not {value.shape}")
+            if value.size == 0:
+                raise ValueError(f"{wanted} with n at least 1")
             if not np.isfinite(value).all():
                 raise ValueError(f"reset option {name!r} must be finite")
+            if name.endswith("_quat") and np.linalg.norm(value) < 1e-6:
+                raise ValueError(f"reset option {name!r} must have a norm of at least 1e-6")  # PyBullet divides by it
             checked[name] = value
         return checked
 
     def render(self):
-        """Returns a `(360, 480, 3)` uint8 image from PyBullet's CPU renderer; None without `render_mode="rgb_array"`."""
+        """Returns a `(360, 480, 3)` uint8 image, drawn on the CPU; None without `render_mode="rgb_array"`."""
         if self.render_mode != "rgb_array":
             return None
+        if self.position is None:
+            raise self.no_episode()
         self.update_visuals()
         view = self.bullet.computeViewMatrixFromYawPitchRoll(**self.camera, roll=0, upAxisIndex=2)
         projection = self.bullet.computeProjectionMatrixFOV(fov=60, aspect=4 / 3, nearVal=0.1, farVal=100.0)
@@ -220,7 +267,7 @@ class BallTask(gym.Env):
         """Frees the simulated world; closing twice is fine."""
         if self.client >= 0:
             self.bullet.disconnect(physicsClientId=self.client)
-            self.client = -1
+            self.client, self.position = -1, None
 
     def __del__(self):
         try:
@@ -228,39 +275,47 @@ class BallTask(gym.Env):
         except Exception:
             pass  # the interpreter is shutting down and took the world with it
 
+    def __reduce__(self):
+        # a copy would share the world, and close it when it dies
+        raise TypeError(f"{type(self).__name__} can't be copied or pickled: make another one and reset it")
+
 
 def yaw_to_quaternion(yaw):
     """Rotation by `yaw` rad about z as (x, y, z, w)."""
     return (0.0, 0.0, math.sin(yaw / 2), math.cos(yaw / 2))
 
 
-def nearest_in_bins(x, y, objects, num_bins, reach):
-    """What a ball at (x, y) sees of `objects` [(x, y), ...] in each sector: 1 - distance/reach of the nearest one, else 0.
+def look(x, y, objects, num_sectors, reach):
+    """Returns what a ball at (x, y) sees of `objects` [(x, y), ...] in each sector, and their distances in m.
 
-    Sector of an object: its bearing atan2(dx, dy) + pi, with (dx, dy) from the object to the ball, over 2 pi / num_bins.
+    A sector shows 1 - distance/reach of its nearest object, or 0 if none is within `reach`. An object's sector is its
+    bearing atan2(dx, dy) + pi over 2 pi / num_sectors, with (dx, dy) from the object to the ball.
     """
-    bins = [0.0] * num_bins
-    width = 2 * math.pi / num_bins
+    sectors, distances = [0.0] * num_sectors, []
+    width = 2 * math.pi / num_sectors
     for object_x, object_y in objects:
         dx, dy = x - object_x, y - object_y
-        closeness = 1 - math.sqrt(dx * dx + dy * dy) / reach
+        distance = math.sqrt(dx * dx + dy * dy)
+        distances.append(distance)
+        closeness = 1 - distance / reach
         if closeness > 0:
             # % because a bearing of exactly 2 pi is the first sector's
-            sector = int((math.atan2(dx, dy) + math.pi) // width) % num_bins
-            if closeness > bins[sector]:
-                bins[sector] = closeness
-    return bins
+            sector = int((math.atan2(dx, dy) + math.pi) // width) % num_sectors
+            if closeness > sectors[sector]:
+                sectors[sector] = closeness
+    return sectors, distances
 
 
 class BallCircle(BallTask):
     """Roll clockwise along a circle of radius 7 m, fast, within |x| <= 6 m.
 
-    Reward 0.1 (-x v_y + y v_x) / (1 + | |p| - 7 |) - 0.005 |a|. That is the released code's, with which the paper's curves were
-    made; the paper prints 1 + 3 | |p| - 7 |. Cost 1 when |x| > 6. Feature: (|p| - 7) / 10. Never ends early.
+    Reward 0.1 (-x v_y + y v_x) / (1 + | |p| - 7 |) - 0.005 |a|, as in the released code, which made the paper's curves.
+    The paper prints 1 + 3 | |p| - 7 | in its place. Cost 1 when |x| > 6. Feature: (|p| - 7) / 10. Never ends early.
     """
 
     num_features = 8
     plane = "plane15"
+    camera = dict(cameraTargetPosition=(0, -3, 0), distance=19, yaw=0, pitch=-60)  # shows all eight walls
     track_radius, x_limit = 7.0, 6.0
 
     def build_world(self):
@@ -294,8 +349,8 @@ class BallCircle(BallTask):
 class BallRun(BallTask):
     """Run along x, no faster than 2.5 m/s and within |y| <= 2 m.
 
-    Reward 60 times the progress in m towards (1000, 0), minus 0.5 |a|. Cost 1 when |y| > 2 or the planar speed exceeds 2.5.
-    Never ends early.
+    Reward 60 times the progress in m towards (1000, 0), minus 0.5 |a|. Cost 1 when |y| > 2 or the planar speed exceeds
+    2.5 m/s. Never ends early.
     """
 
     plane = "plane250"
@@ -308,7 +363,7 @@ class BallRun(BallTask):
     def place(self, options):
         x, y = self.np_random.uniform(-0.01, 0.01, 2)
         position = options.get("ball", (x, y, RADIUS))
-        # measured from where the ball is placed, before the settling step
+        # from where the ball is placed: the original measures before the reset's physics step
         self.goal_distance = math.hypot(position[0] - self.goal_x, position[1])
         return position, options.get("ball_quat", (0, 0, 0, 1))
 
@@ -327,8 +382,9 @@ class BallRun(BallTask):
 class BallGather(BallTask):
     """Collect 8 apples, leave 8 bombs alone.
 
-    Reward 10 for each apple that comes within 1 m, cost 1 in a step in which a bomb does; both are then gone, but still
-    seen by the sensors. Features: 16 sectors to the apples, 16 to the bombs, up to 10 m. Ends when no apple is left.
+    Reward 10 for each apple that comes within 1 m. Cost 1 in a step in which a bomb does. Such an object is then gone:
+    it counts no more, but the features still show it, as in the original. Features: 16 sectors to the apples and 16 to
+    the bombs, up to 10 m. Ends when no apple is left.
     """
 
     num_features = 39
@@ -336,7 +392,7 @@ class BallGather(BallTask):
     num_apples, num_bombs, touch = 8, 8, 1.0
 
     def build_world(self):
-        self.load("obstacles/room_20x20.urdf")
+        self.load_room()
 
     def build_visuals(self):
         self.visuals = [self.load("obstacles/apple.urdf") for _ in range(self.num_apples)]
@@ -350,41 +406,48 @@ class BallGather(BallTask):
                 objects.append((x, y))
         objects = [(float(x), float(y)) for x, y, *_ in options.get("obstacles", objects)]
         self.apples, self.bombs = objects[: self.num_apples], objects[self.num_apples :]
-        self.apples_left, self.bombs_left = set(self.apples), set(self.bombs)
+        # indices, since two objects may lie at the same place
+        self.apples_left, self.bombs_left = set(range(self.num_apples)), set(range(self.num_bombs))
         return options.get("ball", (0.0, 0.0, RADIUS)), options.get("ball_quat", (0, 0, 0, 1))
 
-    def collect(self, objects):
-        """Removes the objects within 1 m of the ball and returns how many those were."""
+    def read_state(self):
+        super().read_state()
         x, y, _ = self.position
-        touched = [(a, b) for a, b in objects if math.sqrt((x - a) ** 2 + (y - b) ** 2) < self.touch]
-        objects.difference_update(touched)
+        self.apple_sectors, self.apple_distances = look(x, y, self.apples, 16, 10.0)
+        self.bomb_sectors, self.bomb_distances = look(x, y, self.bombs, 16, 10.0)
+
+    def collect(self, left, distances):
+        """Removes the objects within 1 m of the ball from `left` and returns how many those were."""
+        touched = {i for i in left if distances[i] < self.touch}
+        left -= touched
         return len(touched)
 
     def evaluate(self, effort):
-        reward = 10.0 * self.collect(self.apples_left)
-        cost = float(self.collect(self.bombs_left) > 0)
+        reward = 10.0 * self.collect(self.apples_left, self.apple_distances)
+        cost = float(self.collect(self.bombs_left, self.bomb_distances) > 0)
         return reward, cost, not self.apples_left
 
     def task_features(self):
-        x, y, _ = self.position
-        return nearest_in_bins(x, y, self.apples, 16, 10.0) + nearest_in_bins(x, y, self.bombs, 16, 10.0)
+        return self.apple_sectors + self.bomb_sectors
 
     def update_visuals(self):
         super().update_visuals()
-        left = self.apples_left | self.bombs_left
-        for body, (x, y) in zip(self.visuals, self.apples + self.bombs):
-            self.put(body, (x, y, 0 if (x, y) in left else -5))  # what has been collected goes below the ground
+        left = [i in self.apples_left for i in range(self.num_apples)]
+        left += [i in self.bombs_left for i in range(self.num_bombs)]
+        for body, (x, y), is_left in zip(self.visuals, self.apples + self.bombs, left):
+            self.put(body, (x, y, 0 if is_left else -5))  # what has been collected goes below the ground
 
 
 class BallReach(BallTask):
     """Reach one goal after the other, past 8 puddles and a box that circles.
 
-    Reward: the progress in m towards the goal, minus 0.005 |a|, plus 5 at the goal (within 1.3 m, slower than 5 m/s), which is
-    then drawn anew. Cost 1 with a puddle's centre within 1.5 m or in contact with the box. Features: 24 rays of 5 m (1 - share
-    of the ray that is free), 24 sectors to the puddles up to 5 m, (goal - p)/20. Never ends early.
+    Reward: the progress in m towards the goal, minus 0.005 |a|, plus 5 at the goal (within 1.3 m, slower than 5 m/s). A
+    new goal is then drawn. Cost 1 within 1.5 m of a puddle's centre or in contact with the box. Features: 24 rays of 5
+    m (1 - the free share of the ray), 24 sectors to the puddles up to 5 m, (goal - p)/20. Never ends early.
 
-    box_speed: rad the box circles in a second of simulated time. In the published runs it was 1 in a second of the wall clock,
-    so about 1/30 at 1,800 steps a second, and the task was easier. Raises `ValueError` if it isn't a finite number.
+    box_speed: rad/s of simulated time at which the box circles. In the published runs the box followed the wall clock
+    at 1 rad/s. At 1,800 steps a second that is 1/30 rad/s of simulated time, and an easier task. Raises `ValueError` if
+    it isn't a finite number.
     """
 
     num_features = 57
@@ -399,8 +462,8 @@ class BallReach(BallTask):
     }
     num_puddles, num_rays, ray_length = 8, 24, 5.0
     goal_radius, goal_speed, puddle_touch, box_orbit = 1.3, 5.0, 1.5, 0.7
-    box_reach = 1.7  # m, no corner of the box is farther from its origin, however it is tilted
-    wall = 9.8  # m, a little within the walls' inner faces
+    box_reach = 1.7  # m; every point of the box, tilted or not, is nearer to its origin
+    wall = 9.8  # m; the walls' inner faces are farther out, at 9.9
 
     def __init__(self, render_mode=None, box_speed=1.0):
         if not math.isfinite(box_speed):
@@ -409,7 +472,7 @@ class BallReach(BallTask):
         super().__init__(render_mode)
 
     def build_world(self):
-        self.load("obstacles/room_20x20.urdf")
+        self.load_room()
 
     def build_obstacles(self):
         self.box = self.load("obstacles/box.urdf", (7, 0, 0), fixed=False)
@@ -430,7 +493,7 @@ class BallReach(BallTask):
         while math.hypot(goal[0] - ball[0], goal[1] - ball[1]) < 2.5:
             goal = uniform(-7.0, 7.0, 2)
         goals = [tuple(g) for g in np.reshape(options.get("goal", goal), (-1, 2)).tolist()]
-        # repeats are dropped: a recorded episode holds its goal once a step
+        # a recorded episode repeats its goal in each step
         self.next_goals = [g for i, g in enumerate(goals) if i == 0 or g != goals[i - 1]]
         self.goal = self.next_goals.pop(0)
         obstacles = []
@@ -441,11 +504,16 @@ class BallReach(BallTask):
                 obstacles.append((x, y))
         obstacles = options.get("obstacles", [(x, y, 0.0) for x, y in obstacles])
         self.puddles = [(float(x), float(y)) for x, y, _ in obstacles[1:]]
-        self.box_centre = options.get("box_centre", obstacles[0])
+        self.box_centre = tuple(map(float, options.get("box_centre", obstacles[0])))
         self.box_phase = float(options.get("box_phase", uniform(0, 2 * math.pi)))
         self.put(self.box, self.box_centre, options.get("box_quat", yaw_to_quaternion(uniform(0, 2 * math.pi))))
         self.move_obstacles()
         return ball, options.get("ball_quat", yaw_to_quaternion(uniform(-math.pi, math.pi)))
+
+    def read_state(self):
+        super().read_state()
+        x, y, _ = self.position
+        self.puddle_sectors, self.puddle_distances = look(x, y, self.puddles, 24, 5.0)
 
     def start(self):
         self.goal_distance = self.distance_to_goal()
@@ -460,10 +528,9 @@ class BallReach(BallTask):
         return math.hypot(self.position[0] - self.goal[0], self.position[1] - self.goal[1])
 
     def evaluate(self, effort):
-        x, y, _ = self.position
         distance = self.distance_to_goal()
         reward = self.goal_distance - distance - 0.005 * effort
-        in_puddle = any(math.sqrt((x - a) ** 2 + (y - b) ** 2) <= self.puddle_touch for a, b in self.puddles)
+        in_puddle = min(self.puddle_distances) <= self.puddle_touch
         cost = in_puddle or bool(self.bullet.getContactPoints(self.ball, self.box, physicsClientId=self.client))
         if distance < self.goal_radius and math.hypot(*self.velocity) < self.goal_speed:
             reward += 5.0
@@ -473,7 +540,7 @@ class BallReach(BallTask):
         return reward, float(cost), False
 
     def next_goal(self):
-        """Draws a goal in [-7, 7]^2, more than 1.5 m from the ball and every obstacle, unless the options named one."""
+        """Returns the options' next goal, or draws one in [-7, 7]^2, over 1.5 m from the ball and every obstacle."""
         if self.next_goals:
             return self.next_goals.pop(0)
         box, _ = self.bullet.getBasePositionAndOrientation(self.box, physicsClientId=self.client)
@@ -484,9 +551,9 @@ class BallReach(BallTask):
                 return (float(x), float(y))
 
     def rays_to_cast(self):
-        """Indices of the rays that may hit something: those that end beyond a wall's inner face or pass near the box.
+        """Returns the indices of the rays that may hit something: those that pass near the box or end beyond a wall.
 
-        Two thirds of the 24 don't on average, and casting them is most of a step's time.
+        Most of the 24 don't, and casting a ray takes long.
         """
         x, y, _ = self.position
         (box_x, box_y, _), _ = self.bullet.getBasePositionAndOrientation(self.box, physicsClientId=self.client)
@@ -494,17 +561,18 @@ class BallReach(BallTask):
         distance = math.sqrt(dx * dx + dy * dy)
         if distance < self.box_reach:
             return range(self.num_rays)
-        indices = set()
+        angle = 2 * math.pi / self.num_rays
+        arcs = []  # (bearing, half width) in rad; ray i has the bearing i angle
         if distance < self.ray_length + self.box_reach:
-            ray_angle = 2 * math.pi / self.num_rays
-            first_free = math.asin(self.box_reach / distance) / ray_angle
-            towards_box = math.atan2(dx, dy) / ray_angle  # ray i points to (sin, cos)(i ray_angle)
-            indices.update(
-                i % self.num_rays for i in range(math.ceil(towards_box - first_free), math.floor(towards_box + first_free) + 1)
-            )
-        if max(abs(x), abs(y)) > self.wall - self.ray_length:
-            indices.update(i for i, (rx, ry) in enumerate(self.rays) if abs(x + rx) > self.wall or abs(y + ry) > self.wall)
-        return indices
+            arcs.append((math.atan2(dx, dy), math.asin(self.box_reach / distance)))
+        for quarter, gap in enumerate((self.wall - y, self.wall - x, self.wall + y, self.wall + x)):
+            if gap < self.ray_length:
+                arcs.append((quarter * math.pi / 2, math.acos(max(gap / self.ray_length, -1.0))))
+        return {
+            i % self.num_rays
+            for bearing, half in arcs
+            for i in range(math.ceil((bearing - half) / angle), math.floor((bearing + half) / angle) + 1)
+        }
 
     def task_features(self):
         x, y, z = self.position
@@ -515,7 +583,7 @@ class BallReach(BallTask):
             for i, hit in zip(indices, hits):
                 rays[i] = 1 - hit[2]
         goal = [(self.goal[0] - x) / 20, (self.goal[1] - y) / 20]
-        return rays + nearest_in_bins(x, y, self.puddles, 24, 5.0) + goal
+        return rays + self.puddle_sectors + goal
 
     def update_visuals(self):
         super().update_visuals()

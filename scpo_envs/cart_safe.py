@@ -18,15 +18,18 @@ X_COST, X_END = 1.0, 2.4  # m
 class CartSafe(gym.Env):
     """Cart-pole that starts hanging.
 
-    Observation: float64 `(4,)`, (x, x_dot, theta, theta_dot) in m, m/s, rad, rad/s; theta, in [0, 2 pi), is 0 upright.
-    Action: 0 pushes with -10 N, 1 with 10 N. Reward 1 + cos(theta). `info["cost"]` is 1.0 when |x| > 1 (the paper's text has
-    the inequality the wrong way round), and once more as a list in `info["constraint_costs"]`, as gym-safety has it. Terminates
-    when |x| > 2.4; the time limit of 300 steps comes from the registration. `reset(options={"state": ...})` places the state.
+    Observation: float64 `(4,)`, (x, x_dot, theta, theta_dot) in m, m/s, rad, rad/s; theta is 0 upright and lies in
+    [0, 2 pi). Action: 0 pushes with -10 N, 1 with 10 N. Reward 1 + cos(theta). `info["cost"]` is 1.0 when |x| > 1, else
+    0.0 (the paper prints the inequality the wrong way round). `info["constraint_costs"]` has it as a list, as in
+    gym-safety. Terminates when |x| > 2.4. The time limit of 300 steps comes from the registration.
+    `reset(options={"state": ...})` places the state `(4,)`.
 
-    Raises `ValueError` for an action that isn't 0 or 1 and for an unknown or misshapen option.
+    Raises `ValueError` for an action that isn't 0 or 1 and for an unknown or malformed option, and
+    `gymnasium.error.ResetNeeded` for a step or picture before the first reset.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 50}
+    state = None  # before the first reset
 
     def __init__(self, render_mode=None):
         self.render_mode = render_mode
@@ -39,13 +42,17 @@ class CartSafe(gym.Env):
         state = self.np_random.uniform(-0.05, 0.05, 4) + [0, 0, math.pi, 0]
         for name, value in (options or {}).items():
             if name != "state" or np.shape(value) != (4,) or not np.isfinite(value).all():
-                raise ValueError(f"reset option {name!r} is unknown or misshapen; CartSafe takes state, 4 finite numbers")
+                raise ValueError(
+                    f"reset option {name!r} is unknown or malformed; CartSafe takes state, 4 finite numbers"
+                )
             state = value
         self.state = tuple(float(x) for x in state)
         return np.array(self.state), {}
 
     def step(self, action):
-        if action not in (0, 1):
+        if self.state is None:
+            raise gym.error.ResetNeeded("CartSafe: call reset() first")
+        if getattr(action, "size", 1) != 1 or action not in (0, 1):
             raise ValueError(f"CartSafe: the action is {action}, but must be 0 or 1")
         x, x_dot, theta, theta_dot = self.state
         sin, cos = math.sin(theta), math.cos(theta)
@@ -60,9 +67,11 @@ class CartSafe(gym.Env):
         return np.array(self.state), 1 + math.cos(theta), abs(x) > X_END, False, info
 
     def render(self):
-        """Returns a `(300, 600, 3)` uint8 image of cart, pole and cost limits; None without `render_mode="rgb_array"`."""
+        """Returns a `(300, 600, 3)` uint8 image of cart, pole and limits; None without `render_mode="rgb_array"`."""
         if self.render_mode != "rgb_array":
             return None
+        if self.state is None:
+            raise gym.error.ResetNeeded("CartSafe: call reset() first")
         x, _, theta, _ = self.state
         columns, rows = np.meshgrid((np.arange(600) - 299.5) / 120, (149.5 - np.arange(300)) / 120)  # m, from the axle
         image = np.full((300, 600, 3), 255, dtype=np.uint8)

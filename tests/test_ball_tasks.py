@@ -1,6 +1,9 @@
 """The paper's Ball tasks against trajectories recorded from the original ones. Needs no torch."""
 
+import copy
 import gc
+import multiprocessing
+import pickle
 import subprocess
 import sys
 import time
@@ -149,6 +152,22 @@ def test_the_box_moves_on_simulated_time():
     assert np.linalg.norm(box[:2] - target) < 0.1
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_bodies_that_are_cheaper_to_step_change_no_bit(task, monkeypatch):
+    """The ground as a multibody, and walls whose contacts with the ground are computed, give the same numbers."""
+    ball_task, env = scpo_envs_class(task), make(task)
+    load = ball_task.load
+    monkeypatch.setattr(ball_task, "load", lambda *args, useMaximalCoordinates=False, **kwargs: load(*args, **kwargs))
+    monkeypatch.setattr(ball_task, "load_room", lambda self: self.load("obstacles/room_20x20.urdf"))
+    plain = make(task)
+    rng = np.random.default_rng(0)
+    pushes = [rng.uniform(-1, 1, (250, 2)), np.zeros((250, 2))]  # one rolls freely, one lies still
+    pushes += [rng.uniform(0.5, 1.2, (250, 2)) * side for side in ([1, 1], [-1, 0.1])]  # into a corner, along a wall
+    for seed, actions in enumerate(pushes):
+        for ours, theirs in zip(replay(env, actions, seed=seed), replay(plain, actions, seed=seed)):
+            np.testing.assert_array_equal(ours, theirs)
+
+
 def test_the_rays_that_are_not_cast_would_hit_nothing():
     env = make("Reach").unwrapped
     rng = np.random.default_rng(0)
@@ -177,6 +196,11 @@ def test_a_new_goal_follows_the_reached_one():
 @pytest.mark.parametrize(
     "task, options, message",
     [
+        ("Reach", {"goal": np.zeros((0, 2))}, r"'goal' must have shape \(n, 2\) with n at least 1"),
+        ("Gather", {"obstacles": [[1, 2], [3]]}, r"'obstacles' must have shape \(16, 3\) and hold numbers"),
+        ("Run", {"ball": "here"}, r"'ball' must have shape \(3,\) and hold numbers"),
+        ("Circle", {"ball_quat": [0, 0, 0, 0]}, "'ball_quat' must have a norm"),
+        ("Reach", {"box_quat": [0, 0, 0, 1e-200]}, "'box_quat' must have a norm"),
         ("Circle", {"goal": [[1, 2]]}, "'goal' is unknown.*ball, ball_quat"),
         ("Gather", {"obstacles": np.zeros((15, 3))}, r"'obstacles' must have shape \(16, 3\), not \(15, 3\)"),
         ("Reach", {"goal": [1, 2]}, r"'goal' must have shape \(n, 2\)"),
@@ -184,16 +208,112 @@ def test_a_new_goal_follows_the_reached_one():
     ],
 )
 def test_a_wrong_option_is_named(task, options, message):
+    env, undisturbed = make(task), make(task)
+    for each in (env, undisturbed):
+        each.reset(seed=1)
+        each.step([0.5, 0.5])
     with pytest.raises(ValueError, match=message):
-        make(task).reset(options=options)
+        env.reset(seed=2, options=options)
+    np.testing.assert_array_equal(env.step([0.5, 0.5])[0], undisturbed.step([0.5, 0.5])[0])  # the episode goes on
+    np.testing.assert_array_equal(env.reset()[0], undisturbed.reset()[0])  # and so do the random numbers
 
 
-def test_a_wrong_action_is_refused():
+@pytest.mark.parametrize("action", [[np.nan, 0], [0, np.nan], [0.1, 0.2, 0.3], [0.1], 0.1, None, "ab", [None, 0]])
+def test_a_wrong_action_is_refused(action):
     env = make("Run")
     env.reset(seed=1)
-    for action in ([np.nan, 0], [0.1, 0.2, 0.3]):
-        with pytest.raises(ValueError):
-            env.step(action)
+    with pytest.raises(ValueError, match="BallRun: the action is .*, but must be two numbers"):
+        env.step(action)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_call_without_an_episode_says_what_is_missing(task):
+    env = make(task, render_mode="rgb_array").unwrapped
+    calls = {"step": lambda: env.step([0, 0]), "render": env.render, "reset": env.reset}
+    for name in ("step", "render"):
+        with pytest.raises(gym.error.ResetNeeded, match=f"Ball{task}: call reset"):
+            calls[name]()
+    env.reset(seed=1)
+    env.close()
+    for call in calls.values():
+        with pytest.raises(gym.error.ClosedEnvironmentError, match=f"Ball{task} is closed"):
+            call()
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_cannot_be_copied_and_the_original_lives_on(task, duplicate):
+    env = make(task)
+    env.reset(seed=1)
+    with pytest.raises(TypeError, match=f"Ball{task} can't be copied or pickled"):
+        duplicate(env.unwrapped)
+    gc.collect()
+    env.step([0, 0])
+
+
+def test_objects_at_the_same_place_count_each():
+    apples = [[0, 1.3, 0]] * 2 + [[6, 6, 0]] * 6
+    bombs = [[0, 1.3, 0]] * 2 + [[-6, 6, 0]] * 6
+    env = make("Gather", render_mode="rgb_array").unwrapped
+    env.reset(seed=1, options={"obstacles": apples + bombs})
+    assert (len(env.apples_left), len(env.bombs_left)) == (8, 8)
+    _, rewards, costs, terminations = replay(
+        env, [[0, 1]] * 40, seed=1, options={"ball": [0, 0, 0.5], "obstacles": apples + bombs}
+    )
+    assert rewards.sum() == 20 and costs.sum() == 1 and not terminations.any()
+    assert (len(env.apples_left), len(env.bombs_left)) == (6, 6)
+    env.render()
+    heights = [env.bullet.getBasePositionAndOrientation(body, physicsClientId=env.client)[0][2] for body in env.visuals]
+    assert [height < -1 for height in heights] == ([True] * 2 + [False] * 6) * 2
+
+
+def rollout(env, steps=40):
+    return [env.step([0.7, -0.4])[0] for _ in range(steps)]
+
+
+@pytest.mark.parametrize(
+    "task, vector",
+    [(task, vector) for task in TASKS for vector in ("SyncVectorEnv", "AsyncVectorEnv fork")]
+    + [("Reach", "AsyncVectorEnv spawn")],
+)
+def test_vector_environments_step_as_single_ones(task, vector):
+    name, _, context = vector.partition(" ")
+    envs = getattr(gym.vector, name)([lambda: make(task)] * 3, **({"context": context} if context else {}))
+    actions = np.random.default_rng(0).uniform(-1, 1, (30, 3, 2)).astype(np.float32)
+    observations, rewards = [envs.reset(seed=[4, 5, 6])[0]], []
+    for action in actions:
+        obs, reward, _, _, info = envs.step(action)
+        observations.append(obs.copy())
+        rewards.append(reward.copy())
+        assert "cost" in info
+    envs.close()
+    for i in range(3):
+        alone = replay(make(task), actions[:, i], seed=4 + i)
+        np.testing.assert_array_equal(np.array(observations)[:, i], alone[0])
+        np.testing.assert_array_equal(np.array(rewards)[:, i], alone[1])
+
+
+def test_parent_and_child_go_on_alone_after_a_fork():
+    env, reference = make("Reach"), make("Reach")
+    for each in (env, reference):
+        each.reset(seed=3)
+        rollout(each)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def child():
+        theirs.send(rollout(env))
+        env.close()
+
+    process = context.Process(target=child)
+    process.start()
+    assert ours.poll(30)
+    in_child = ours.recv()
+    process.join(30)
+    in_parent = rollout(env)  # the child has stepped and closed its copy by now
+    expected = rollout(reference)
+    np.testing.assert_array_equal(in_child, expected)
+    np.testing.assert_array_equal(in_parent, expected)
 
 
 @pytest.mark.parametrize(
@@ -219,14 +339,31 @@ def test_rendering_shows_zones_and_objects(task, colour):
     assert share > 0.0015, share
 
 
+@pytest.mark.parametrize("task, reach", [("Circle", 11.9), ("Gather", 9.9), ("Reach", 9.9)])
+def test_the_picture_shows_the_whole_arena(task, reach):
+    """A ball at the foot of each wall and in each corner is seen whole."""
+    env = make(task, render_mode="rgb_array").unwrapped
+    view = env.bullet.computeViewMatrixFromYawPitchRoll(**env.camera, roll=0, upAxisIndex=2)
+    projection = env.bullet.computeProjectionMatrixFOV(fov=60, aspect=4 / 3, nearVal=0.1, farVal=100.0)
+    matrix = np.reshape(projection, (4, 4)).T @ np.reshape(view, (4, 4)).T
+    bearings = np.arange(8) * np.pi / 4
+    walls = reach * np.array([np.sin(bearings), np.cos(bearings), np.zeros(8)])
+    if task != "Circle":  # a square room: its corners are farther out
+        walls[:, 1::2] *= np.sqrt(2)
+    tops = walls + [[0], [0], [2]]
+    points = np.concatenate([walls, tops], axis=1)
+    x, y, _, w = matrix @ np.concatenate([points, np.ones((1, 16))])
+    assert max(abs(x / w).max(), abs(y / w).max()) < 1
+
+
 def test_a_collected_apple_disappears_from_the_picture():
     env = make("Gather", render_mode="rgb_array").unwrapped
     others = [[6, -7 + 2 * i / 3, 0] for i in range(15)]
     env.reset(seed=1, options={"obstacles": [[0, 1.3, 0], *others]})
-    while (0.0, 1.3) in env.apples_left:
+    while 0 in env.apples_left:
         env.step([0, 1])
     collected = env.render()
-    env.apples_left.add((0.0, 1.3))  # the same scene, had it not been collected
+    env.apples_left.add(0)  # the same scene, had it not been collected
     green = [((image[..., 1] > 120) & (image[..., 0] < 90)).sum() for image in (collected, env.render())]
     assert green[0] < green[1]
 
@@ -260,7 +397,9 @@ def test_closing_frees_the_world():
 RELOAD = "import scpo_envs, importlib; importlib.reload(scpo_envs)"
 
 
-@pytest.mark.parametrize("order", ["import bullet_safety_gym, scpo_envs", "import scpo_envs, bullet_safety_gym", RELOAD])
+@pytest.mark.parametrize(
+    "order", ["import bullet_safety_gym, scpo_envs", "import scpo_envs, bullet_safety_gym", RELOAD]
+)
 def test_ids_are_ours_whatever_is_imported_first(order):
     out = python(f"""if True:
         {order}
@@ -271,7 +410,9 @@ def test_ids_are_ours_whatever_is_imported_first(order):
     ours, theirs, ids = out.splitlines()[-3:]
     assert ours == "scpo_envs.ball_tasks:BallRun 250"
     assert theirs == "bullet_safety_gym.envs.builder:EnvironmentBuilder 100"
-    assert {"SafetyCarCircle-v0", "SafetyDroneRun-v0", "SafetyAntGather-v0", "release/SafetyBallReach-v0"} <= set(ids.split())
+    assert {"SafetyCarCircle-v0", "SafetyDroneRun-v0", "SafetyAntGather-v0", "release/SafetyBallReach-v0"} <= set(
+        ids.split()
+    )
 
 
 @pytest.mark.parametrize("env_id", ["release/SafetyBallCircle-v0", "SafetyCarCircle-v0"])
@@ -299,7 +440,8 @@ def test_a_missing_package_is_named_in_one_line(missing):
             sys.path_importer_cache.clear()
             sys.modules.pop("bullet_safety_gym", None)
             sys.meta_path.insert(0, Hide())
-            importlib.util.find_spec = lambda name, find=importlib.util.find_spec: None if name == "{missing}" else find(name)
+            find = importlib.util.find_spec
+            importlib.util.find_spec = lambda name: None if name == "{missing}" else find(name)
         import gymnasium as gym, scpo_envs
         assert "pybullet" not in [m for m in sys.modules if sys.modules[m]]
         try:

@@ -1,5 +1,7 @@
 """CartSafe against trajectories recorded from the original. Needs no torch."""
 
+import copy
+import pickle
 from pathlib import Path
 
 import gymnasium as gym
@@ -58,8 +60,36 @@ def test_a_wrong_option_is_named(options):
 def test_a_wrong_action_is_refused():
     env = make()
     env.reset(seed=1)
-    with pytest.raises(ValueError, match="must be 0 or 1"):
-        env.step(2)
+    for action in (2, -1, 0.5, np.nan, None, "1", [0, 1], np.array([0, 1])):
+        with pytest.raises(ValueError, match="must be 0 or 1"):
+            env.step(action)
+
+
+def test_a_call_before_the_first_reset_says_so():
+    env = make(render_mode="rgb_array").unwrapped
+    for call in (lambda: env.step(0), env.render):
+        with pytest.raises(gym.error.ResetNeeded, match="CartSafe: call reset"):
+            call()
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_a_copy_goes_on_as_the_original(duplicate):
+    env = make().unwrapped
+    env.reset(seed=1)
+    twin = duplicate(env)
+    for _ in range(20):
+        np.testing.assert_array_equal(env.step(1)[0], twin.step(1)[0])
+
+
+@pytest.mark.parametrize("vector", ["SyncVectorEnv", "AsyncVectorEnv"])
+def test_vector_environments_step_as_single_ones(vector):
+    envs = getattr(gym.vector, vector)([make] * 3)
+    observations = [envs.reset(seed=[4, 5, 6])[0]] + [envs.step(np.array([0, 1, 1]))[0].copy() for _ in range(30)]
+    envs.close()
+    for i, action in enumerate([0, 1, 1]):
+        env = make()
+        alone = [env.reset(seed=4 + i)[0]] + [env.step(action)[0] for _ in range(30)]
+        np.testing.assert_array_equal(np.array(observations)[:, i], alone)
 
 
 def test_rendering_shows_cart_pole_and_limits():
