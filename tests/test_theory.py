@@ -11,13 +11,26 @@ import numpy as np
 import pytest
 import torch
 import toy_env
-from toy_cmdps import START, Cmdp, Deterministic, Parting, Transient, policies, random_cmdp, softmax, two_steps
+from toy_cmdps import (
+    START,
+    Cmdp,
+    Deterministic,
+    Parting,
+    Transient,
+    policies,
+    random_cmdp,
+    softmax,
+    two_steps,
+    uniform_and_other,
+)
 
 import scpo_continuous as scpo
 
 SEEDS = range(5)
 
 # The code's functions, called here and nowhere below ------------------------------------------------------------------
+
+SAFETY_GAMMA = scpo.Args().safety_gamma
 
 
 def estimated_q(f, next_values, dones, gamma, lam):
@@ -41,12 +54,23 @@ def surrogate(logratio, advantages, kind):
     return scpo.surrogate_objective(logratio, advantages, math.inf, kind)
 
 
+def wrapped_episode(costs, limit):
+    """(undiscounted cost, cost discounted by 0.99, f of the last state) of one episode through the code's wrapper."""
+    env = scpo.SafetyState(toy_env.Toy(costs=costs), limit)
+    env.reset(seed=0)
+    paid = [env.step(np.zeros(2))[4] for _ in costs]
+    return env.spent, sum(0.99**t * info["cost"] for t, info in enumerate(paid)), paid[-1]["safe"]
+
+
 class Enough(Exception):
     """Ends a run before its first gradient step."""
 
 
-def handed_to_nullify(monkeypatch, runs_dir, *flags):
-    """Runs up to `nullify`. Returns its arguments in order and, for each environment, its (obs, reward, info, done)."""
+def handed_to_nullify(monkeypatch, runs_dir, critic, *flags):
+    """Runs up to `nullify`, with a function of observations (..., n) for V^c.
+
+    Returns the arguments of `nullify`, in order, and for each environment the (obs, reward, info, done) of its steps.
+    """
     signature, step, handed, steps = inspect.signature(scpo.nullify), scpo.SafetyState.step, [], {}
 
     def watched_nullify(*args, **kwargs):
@@ -60,6 +84,7 @@ def handed_to_nullify(monkeypatch, runs_dir, *flags):
 
     monkeypatch.setattr(scpo, "nullify", watched_nullify)
     monkeypatch.setattr(scpo.SafetyState, "step", watched_step)
+    monkeypatch.setattr(scpo.Agent, "get_safety_value", lambda self, obs: torch.as_tensor(critic(obs.numpy())))
     with pytest.raises(Enough):
         scpo.main(scpo.parse_args(["--no-compile", "--runs-dir", str(runs_dir), *flags]))
     return handed, list(steps.values())
@@ -109,36 +134,32 @@ def test_safety_advantage_is_a_c_on_average_for_every_n_step_estimate(seed):
     pi, _ = policies(cmdp, seed)
     v, q = cmdp.safety(pi)
     p, states, actions = cmdp.trajectories(pi)
-    steps = np.arange(cmdp.horizon)[:, None]
     f, values = cmdp.f[states], v[np.arange(cmdp.horizon + 1)[:, None], states]  # V^c(s_T) = f(s_T)
     dones = np.zeros_like(f[1:])
     dones[-1] = 1
 
-    def mean_by_state_and_action(estimates, times=steps):
-        total, weight = np.zeros((2, *q.shape))
-        np.add.at(total, (times, states[times[:, 0]], actions[times[:, 0]]), p * estimates)
-        np.add.at(weight, (times, states[times[:, 0]], actions[times[:, 0]]), p)
+    def mean_by_state_and_action(estimates):
+        """Of the first steps' estimates (up to T, N) by (t, s, a); NaN where no episode comes to."""
+        total, weight = np.zeros((2, len(estimates), *q.shape[1:]))
+        for t, estimate in enumerate(estimates):
+            np.add.at(total[t], (states[t], actions[t]), p * estimate)
+            np.add.at(weight[t], (states[t], actions[t]), p)
         return np.divide(total, weight, out=np.full_like(total, np.nan), where=weight > 0)
 
-    a_c = np.where(np.isnan(mean_by_state_and_action(values[:-1])), np.nan, q - v[:-1, :, None])
+    q_c = np.where(np.isnan(mean_by_state_and_action(dones)), np.nan, q)
+    a_c = q_c - v[:-1, :, None]
     assert np.nanmax(abs(a_c)) > 0.1
     for lam in (0.0, 0.3, 0.95, 1.0):
         a_hat = estimated_q(f[:-1], values[1:], dones, 1.0, lam) - values[:-1]
         np.testing.assert_allclose(mean_by_state_and_action(a_hat), a_c, atol=1e-9)
-        if lam:
-            assert abs(a_hat[0] - a_c[0, states[0], actions[0]]).max() > 0.1  # single estimates are not the mean
+        assert abs(a_hat[0] - a_c[0, states[0], actions[0]]).max() > 0.1  # single estimates are not the mean
     for n in range(1, cmdp.horizon + 1):
-        printed = np.array([f[t : t + n].prod(0) * values[t + n] for t in range(cmdp.horizon - n + 1)])
-        q_c = mean_by_state_and_action(printed, steps[: len(printed)])[: len(printed)]
-        np.testing.assert_allclose(q_c, (a_c + v[:-1, :, None])[: len(printed)], atol=1e-9)
-        # once a state is unsafe so are all later ones: the last f alone gives the same
-        np.testing.assert_array_equal(
-            printed,
-            [f[t + n - 1] * values[t + n] for t in range(cmdp.horizon - n + 1)] if n > 1 else f[:-1] * values[1:],
-        )
+        starts = range(cmdp.horizon - n + 1)
+        printed = [f[t : t + n].prod(0) * values[t + n] for t in starts]
+        np.testing.assert_allclose(mean_by_state_and_action(printed), q_c[: len(printed)], atol=1e-9)
+        np.testing.assert_array_equal(printed, [f[t + n - 1] * values[t + n] for t in starts])  # unsafe once, unsafe on
     # Q^{c,(2)} as printed, f(S_t) f(S_{t+1}) V^c(S_{t+1}), is the one-step estimate
     np.testing.assert_array_equal(f[:-1] * f[1:] * values[1:], f[:-1] * values[1:])
-    assert (f[:-2] * f[1:-1] * values[2:] != f[:-2] * values[1:-1]).any()
 
 
 def n_step_estimates(f, next_values, dones, gamma, t):
@@ -174,25 +195,38 @@ def test_safety_q_is_the_geometric_average_of_discounted_n_step_estimates(lam, g
         assert q[t, i] == pytest.approx(geometric_average(estimates, lam)), (t, i)
 
 
-gym.register("TheoryToy-v0", toy_env.Toy, max_episode_steps=20, kwargs=dict(costs=np.linspace(0.1, 0.5, 20)))
+class SafeAndUnsafe(toy_env.Toy):
+    """Every second episode ends within a limit of 3, every second one beyond."""
+
+    def reset(self, **kwargs):
+        self.episodes = getattr(self, "episodes", 0) + 1
+        self.costs = np.linspace(0.1, 0.5, 20) / (3 if self.episodes % 2 else 1)
+        return super().reset(**kwargs)
+
+
+gym.register("SafeAndUnsafe-v0", SafeAndUnsafe, max_episode_steps=20)
 
 
 @pytest.mark.parametrize("estimator, lambdas", [("mc", [1]), ("one-step", [0]), ("mean", [0, 1]), ("0.3", [0.3])])
 def test_what_nullify_gets(estimator, lambdas, monkeypatch, tmp_path):
     """Rewards, costs and the mean of the estimates of Q^c against the steps that a run took, before it has learned."""
-    monkeypatch.setattr(scpo.Agent, "get_safety_value", lambda self, obs: 0.5 + 0.4 * torch.sin(3 * obs.sum(-1)))
-    flags = "--env-id TheoryToy-v0 --num-envs 2 --num-steps 64 --total-timesteps 128 --cost-limit 3 --safety-gamma 0.9"
+
+    def critic(obs):
+        return 0.5 + 0.4 * np.sin(3 * obs.sum(-1))
+
+    flags = (
+        "--env-id SafeAndUnsafe-v0 --num-envs 2 --num-steps 64 --total-timesteps 128 --cost-limit 3 --safety-gamma 0.9"
+    )
     flags += f" --k 3 --beta 0.7 --reward-bias 0.2 --penalty always --safety-estimator {estimator}"
-    (rewards, costs, q, *settings), steps = handed_to_nullify(monkeypatch, tmp_path, *flags.split())
+    (rewards, costs, q, *settings), steps = handed_to_nullify(monkeypatch, tmp_path, critic, *flags.split())
     assert settings == [3, 0.7, 0.2, "always"]
     for i, rollout in enumerate(steps):
         obs, reward, info, dones = zip(*rollout[-64:])  # before, one step shows whether the task reports a cost
         np.testing.assert_allclose(rewards[:, i], reward, rtol=1e-6)
         np.testing.assert_allclose(costs[:, i], [step["cost"] for step in info], rtol=1e-6)
         safe = np.array([step["safe"] for step in info], dtype=float)
-        assert 0.2 < safe.mean() < 0.9 and sum(dones) == 3
-        critic = 0.5 + 0.4 * np.sin(3 * np.sum(obs, axis=1))
-        next_values = safe * np.where(dones, 1, critic)
+        assert set(safe[np.array(dones)]) == {0, 1}
+        next_values = safe * np.where(dones, 1, critic(np.array(obs)))
         f = np.append(1, safe)  # of the episode's state before each step; of a new episode's first it isn't asked
         for t in range(64):
             estimates = n_step_estimates(f, next_values, dones, 0.9, t)
@@ -219,27 +253,21 @@ def test_discounted_safety_value(gamma):
 # The three constraints ------------------------------------------------------------------------------------------------
 
 
-def episode(costs, limit):
-    """(undiscounted cost, its discounted sum, f at the end) of one episode through the code's wrapper."""
-    env = scpo.SafetyState(toy_env.Toy(costs=costs), limit)
-    env.reset(seed=0)
-    paid = [env.step(np.zeros(2))[4] for _ in costs]
-    return env.spent, sum(0.99**t * info["cost"] for t, info in enumerate(paid)), paid[-1]["safe"]
-
-
 def test_the_three_constraints_disagree():
+    """But a mean within the limit keeps the paper's constraint: discounting only lowers it."""
     late, free, dear = [0] * 10 + [1] * 10, [0] * 20, [1] * 20
-    cost, discounted, safe = episode(late, limit=9.5)
-    assert cost == 10 and discounted < 8.7 and not safe  # keeps the paper's constraint, not the safety critic's
-    costs, _, safe = zip(*(episode(costs, limit=11) for costs in (free, dear)))
-    assert np.mean(costs) == 10 and np.mean(safe) == 0.5  # within the limit on average, one episode in two is not
-    costs, _, safe = zip(*(episode(costs, limit=1) for costs in [free] * 9 + [dear]))
-    assert np.mean(costs) == 2 and np.mean(safe) == 0.9  # nine in ten safe, beyond the limit on average
+    cost, discounted, safe = wrapped_episode(late, limit=9.5)
+    assert (cost, discounted, safe) == (10, pytest.approx(8.65, abs=5e-3), False)
+    costs, discounted, safe = zip(*(wrapped_episode(costs, limit=11) for costs in (free, dear)))
+    assert np.mean(costs) == 10 and np.mean(safe) == 0.5
+    costs, discounted, safe = zip(*(wrapped_episode(costs, limit=1) for costs in [free] * 9 + [dear]))
+    assert np.mean(costs) == 2 and np.mean(safe) == 0.9
+    assert 1 < np.mean(discounted) <= np.mean(costs)
 
 
 def test_reward_long_before_a_violation_still_counts():
     """250 steps, the last exceeds the limit: Q^c(s_0, a_0) is 0.713 by each estimate, if the critic has learned it."""
-    gamma, steps = scpo.Args().safety_gamma, 250
+    gamma, steps = SAFETY_GAMMA, 250
     learned = 1 - gamma ** np.arange(steps, -1.0, -1)  # V^c_gamma(s_t), of s_0 .. s_250
     f, dones = np.ones((steps, 1)), np.eye(steps)[:, -1:]
     np.testing.assert_allclose(discounted_safety(f, learned[1:, None], dones, gamma)[:, 0], learned[:-1])
@@ -331,8 +359,7 @@ def test_the_last_line_of_theorem_3s_proof_fails():
     """Two steps, gamma = 0.1: the difference is -0.0320; the theorem allows -0.0395, that line, by gamma^2, -0.0040."""
     gamma, alpha = 0.1, 0.4
     cmdp = two_steps(unsafe=np.zeros((2, 2)))
-    pi = np.full((2, 5, 2), 0.5)
-    other = pi + np.array([alpha, -alpha])
+    pi, other = uniform_and_other(cmdp, alpha)
     v, q = cmdp.values(pi, cmdp.reward, gamma)
     advantages = q - v[:-1, :, None]
     gain = cmdp.values(other, cmdp.reward, gamma)[0][0, START] - v[0, START]
@@ -343,7 +370,7 @@ def test_the_last_line_of_theorem_3s_proof_fails():
     assert missing == pytest.approx(0.0320, abs=5e-5)
     assert gamma * penalty / (1 - gamma) ** 2 == pytest.approx(0.0395, abs=5e-5)
     assert gamma**2 * penalty / (1 - gamma) ** 2 == pytest.approx(0.0040, abs=5e-5)
-    # the sum in it: alpha gamma / ((1 - gamma)(1 - gamma (1 - alpha))); the line before has a gamma too many
+    # the sum in it: alpha gamma / ((1 - gamma)(1 - gamma (1 - alpha))); printed with another factor gamma
     total = sum(gamma**t * (1 - (1 - alpha) ** t) for t in range(100))
     assert total == pytest.approx(alpha * gamma / ((1 - gamma) * (1 - gamma * (1 - alpha))))
     assert missing <= total * penalty / alpha
@@ -353,8 +380,7 @@ def test_the_lower_bound_of_v_c_needs_a_horizon():
     """V^c has gamma = 1: the penalty is infinite. For T steps 2 epsilon sum_t (1 - (1 - alpha)^t) is, here reached."""
     alpha = 0.4
     cmdp = two_steps(unsafe=np.eye(2))
-    pi = np.full((2, 5, 2), 0.5)
-    other = pi + np.array([alpha, -alpha])
+    pi, other = uniform_and_other(cmdp, alpha)
     v, q = cmdp.safety(pi)
     gain = cmdp.safety(other)[0][0, START] - v[0, START]
     missing, penalty = shortfall(cmdp.mean, pi, other, q - v[:-1, :, None], gain, "pi'/pi - 1", 1.0)
@@ -371,6 +397,8 @@ def test_coupled_policies_are_together_at_least_this_often(seed):
     together = cmdp.probability_of_the_same_state(pi, other)
     assert together[0] == 1
     assert (together[1:] > (1 - alpha) ** np.arange(1, cmdp.horizon) + 0.01).all()
+    cmdp = two_steps(unsafe=np.zeros((2, 2)))  # where they part for good
+    assert cmdp.probability_of_the_same_state(*uniform_and_other(cmdp, 0.4)) == pytest.approx([1, 0.6])
 
 
 def test_gradients_of_both_surrogates():
@@ -466,8 +494,7 @@ def test_convergence_theorem(k):
     """
 
     def bounds(cmdp, alpha, weight, gamma):
-        pi = np.full((cmdp.horizon, cmdp.n, 2), 0.5)
-        other = pi + np.array([alpha, -alpha])
+        pi, other = uniform_and_other(cmdp, alpha)
         q_c = cmdp.safety(pi)[1]
         reward = nullified(cmdp.reward, q_c, k)
         assert 0 < q_c[0, START, 0] < 1
@@ -511,10 +538,8 @@ def test_stability_where_nothing_is_left_to_chance(seed):
     probabilities 0, 1/2 and 1 in the 1 + 2 + 4 states before.
     """
     rng = np.random.default_rng(seed)
-    gamma, first = (
-        0.9,
-        np.array(list(itertools.product((0, 0.5, 1), repeat=7))),
-    )  # probability of action 0 in each state
+    gamma = 0.9
+    first = np.array(list(itertools.product((0, 0.5, 1), repeat=7)))  # (policies, states): probability of action 0
     rewards, f = rng.uniform(0.1, 1, (7, 2)), rng.integers(0, 2, 8)
 
     def values(state):
@@ -687,13 +712,21 @@ def test_lyapunov_lemma_3_and_its_corollary(seed):
     lyapunov = cmdp.total(base, cmdp.d + cmdp.rng.uniform(0, 0.02, cmdp.n))
     pi = cmdp.random_policy(cmdp.d[:, None] + cmdp.transition @ lyapunov <= lyapunov[:, None])
     assert abs(pi - base).max() > 0.1 and (cmdp.backup(pi, lyapunov) <= lyapunov).all()
-    here, paid, sums = np.eye(cmdp.n)[START], 0, []
-    for _ in range(50):
-        assert (here * lyapunov <= lyapunov[START] + 1e-12).all()
-        paid += here @ cmdp.d
-        here = here @ cmdp.chain(pi)
-        sums.append(paid + here @ lyapunov)
-    assert sums[0] <= lyapunov[START] + 1e-12 and (np.diff(sums) <= 1e-12).all()
+
+    def paid_and_left(pi, lyapunov):
+        """The printed left side for T = 0 .. 49, and P[X_t = x] L(x) (50, n)."""
+        here, paid, sums, products = np.eye(cmdp.n)[START], 0, [], []
+        for _ in range(50):
+            products.append(here * lyapunov)
+            paid += here @ cmdp.d
+            here = here @ cmdp.chain(pi)
+            sums.append(paid + here @ lyapunov)
+        return np.array(sums), np.array(products)
+
+    sums, products = paid_and_left(pi, lyapunov)
+    assert (sums < lyapunov[START]).all() and (products <= lyapunov[START] + 1e-12).all()
+    d_base = cmdp.total(base, cmdp.d)
+    np.testing.assert_allclose(paid_and_left(base, d_base)[0], d_base[START])  # reached by pi_B with L = D_{pi_B}
     dearest = np.eye(cmdp.actions)[(cmdp.transition @ lyapunov).argmax(1)]
     assert (cmdp.backup(dearest, lyapunov) > lyapunov).any()  # outside F_L the lemma fails with T = 0
 

@@ -122,6 +122,12 @@ def policies(cmdp, seed):
     return softmax(cmdp.logits(seed)), softmax(cmdp.logits(seed + 100))
 
 
+def uniform_and_other(cmdp, alpha):
+    """A policy that takes both actions alike, and one that takes the first with a probability higher by alpha."""
+    pi = np.full((cmdp.horizon, cmdp.n, 2), 0.5)
+    return pi, pi + np.array([alpha, -alpha])
+
+
 class Parting:
     """The CMDP in which a policy at a total variation of alpha from pi falls furthest behind its estimate. No horizon.
 
