@@ -233,9 +233,9 @@ class Agent(nn.Module):
     def to_env(self, actions):
         """Maps actions (num_envs, action_dim) to the task's: [-1, 1] to a component's range, if it has one; clips."""
         low, high = self.action_space.low, self.action_space.high
-        bounded = np.isfinite(low) & np.isfinite(high)
-        middle, half = np.where(bounded, (high + low) / 2, 0), np.where(bounded, (high - low) / 2, 1)
-        return np.clip(middle + half * actions.reshape(-1, *low.shape), low, high)
+        has_range = np.isfinite(low) & np.isfinite(high)
+        start, end = np.where(has_range, low, -1), np.where(has_range, high, 1)
+        return np.clip((start + end) / 2 + (end - start) / 2 * actions.reshape(-1, *low.shape), low, high)
 
 
 def numpy_policy(agent):

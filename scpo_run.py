@@ -231,7 +231,7 @@ def run(train, Args, task_settings, argv=None):
     script = Path(train.__code__.co_filename).resolve()
     try:
         args, loaded = read_flags(Args, task_settings, script, argv)
-        faulthandler.dump_traceback_later(args.iteration_timeout, exit=True)
+        faulthandler.dump_traceback_later(args.iteration_timeout, exit=True, file=sys.__stderr__)
         iterations = train(args, loaded)
         checkpoint = next(iterations)["checkpoint"]
         num_iterations = args.total_timesteps // (args.num_envs * args.num_steps)
@@ -293,7 +293,7 @@ def keep(iterations, checkpoint, loaded, args, num_iterations, script, folder, s
     bar = tqdm(iterations, initial=checkpoint["iteration"], total=num_iterations, bar_format=shown, dynamic_ncols=True)
     ended = 0  # episodes since the last checkpoint
     for progress in bar:
-        faulthandler.dump_traceback_later(args.iteration_timeout, exit=True)
+        faulthandler.dump_traceback_later(args.iteration_timeout, exit=True, file=sys.__stderr__)
         checkpoint, episodes = progress["checkpoint"], progress["episodes"]
         iteration, seconds = checkpoint["iteration"], time.monotonic() - start_time
         global_step = iteration * args.num_envs * args.num_steps

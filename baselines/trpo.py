@@ -233,9 +233,9 @@ class Agent(nn.Module):
         if not self.is_continuous:
             return actions.astype(np.int64) + getattr(self.action_space, "start", 0)
         low, high = self.action_space.low, self.action_space.high
-        bounded = np.isfinite(low) & np.isfinite(high)
-        middle, half = np.where(bounded, (high + low) / 2, 0), np.where(bounded, (high - low) / 2, 1)
-        return np.clip(middle + half * actions, low, high)
+        has_range = np.isfinite(low) & np.isfinite(high)
+        start, end = np.where(has_range, low, -1), np.where(has_range, high, 1)
+        return np.clip((start + end) / 2 + (end - start) / 2 * actions, low, high)
 
 
 def numpy_policy(agent):

@@ -19,7 +19,7 @@ class Toy(gym.Env):
             "discrete": gym.spaces.Discrete(3),
             "sequence": gym.spaces.Sequence(box),
         }[obs]
-        self.action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = gym.spaces.Box(-1, 1, (2,), np.int64 if fault == "integers" else np.float32)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -30,9 +30,13 @@ class Toy(gym.Env):
     def observe(self):
         zone = int(self.place[0] > 0.5)
         box = self.place.astype(np.float32)
-        return {"box": box, "matrix": box[:, None], "dict": {"place": box, "zone": zone}, "discrete": zone, "sequence": (box,)}[
-            self.obs
-        ]
+        return {
+            "box": box,
+            "matrix": box[:, None],
+            "dict": {"place": box, "zone": zone},
+            "discrete": zone,
+            "sequence": (box,),
+        }[self.obs]
 
     def step(self, action):
         assert np.abs(action).max() <= 1, "actions are clipped for the environment"
@@ -79,6 +83,7 @@ gym.register("ToyMatrix-v0", Toy, max_episode_steps=20, kwargs=dict(obs="matrix"
 gym.register("ToySequence-v0", Toy, max_episode_steps=20, kwargs=dict(obs="sequence"))
 gym.register("ToyNoCost-v0", Toy, max_episode_steps=20, kwargs=dict(cost="none"))
 gym.register("ToyNegative-v0", Toy, max_episode_steps=20, kwargs=dict(costs=[-1.0] * 20))
+gym.register("ToyIntegers-v0", Toy, max_episode_steps=20, kwargs=dict(fault="integers"))
 gym.register("ToyNan-v0", Toy, max_episode_steps=20, kwargs=dict(fault="nan"))
 gym.register("ToyChoice-v0", ToyChoice, max_episode_steps=20)
 gym.register("ToyChoices-v0", ToyChoice, max_episode_steps=20, kwargs=dict(actions="choices"))
