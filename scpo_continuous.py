@@ -39,7 +39,7 @@ try:
 except ImportError:
     pass
 
-# What differs by task. The first four lines are the paper's, with the length of its runs; flags override all of them
+# What differs by task: the paper's settings and the length of its runs; "any other task" is ours. Flags override them
 T = 32768  # steps an iteration
 TASK_SETTINGS = {
     "SafetyBallCircle-v0": dict(cost_limit=25, k=2, beta=0, reward_bias=1.5, ent_coef=0.01, total_timesteps=500 * T),

@@ -39,7 +39,7 @@ try:
 except ImportError:
     pass
 
-# What differs by task. The first line is the paper's, with the length of its runs; flags override all of them
+# What differs by task: the paper's settings and the length of its runs; "any other task" is ours. Flags override them
 T = 32768  # steps an iteration
 OURS = dict(vf_coef=0.005, safety_lambdas=(1.0,))  # the paper leaves these two open (docs/scpo.md)
 TASK_SETTINGS = {
