@@ -37,7 +37,7 @@ TASK_SETTINGS = {
     "SafetyBallCircle-v0": dict(cost_limit=25, target_kl=0.01, lagrangian_lr=0.05, total_timesteps=500 * T),
     "SafetyBallRun-v0": dict(cost_limit=25, target_kl=0.001, lagrangian_lr=0.01, total_timesteps=100 * T),
     "SafetyBallGather-v0": dict(cost_limit=0.2, target_kl=0.01, lagrangian_lr=5, total_timesteps=500 * T),
-    "SafetyBallReach-v0": dict(cost_limit=10, target_kl=0.01, lagrangian_lr=0.05, total_timesteps=500 * T),
+    "SafetyBallReach-v0": dict(cost_limit=10, target_kl=0.01, lagrangian_lr=0.1, total_timesteps=500 * T),
     "CartSafe-v0": dict(cost_limit=1, target_kl=0.01, lagrangian_lr=0.05, total_timesteps=150 * T),
     "any other task": dict(cost_limit=None, target_kl=0.01, lagrangian_lr=0.05, total_timesteps=100 * T),
 }
