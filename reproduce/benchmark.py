@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from functools import cache
 from pathlib import Path
 
 from reproduce import clusters, curves
@@ -83,21 +82,24 @@ def chosen(args):
     ]
 
 
-@cache
+def git(*words):
+    """Returns git's status and answer in the project's folder, a status above 1 where there is no git."""
+    try:
+        done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True)
+    except FileNotFoundError:
+        return 127, ""
+    return done.returncode, done.stdout.strip()
+
+
 def same_code(revision, other):
     """Whether the algorithms are the same at two revisions, as git tells."""
-    command = ["git", "-C", ROOT, "diff", "--quiet", revision, other, "--", *ALGORITHM_CODE]
-    return revision == other or subprocess.run(command, capture_output=True).returncode == 0
+    return revision == other or git("diff", "--quiet", revision, other, "--", *ALGORITHM_CODE)[0] == 0
 
 
 def here():
-    """The revision of the algorithms in this folder, "-dirty" where a file differs from it, "" outside git."""
-    git = ["git", "-C", ROOT]
-    commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
-    changed = (
-        subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *ALGORITHM_CODE], capture_output=True).returncode == 1
-    )
-    return commit + ("-dirty" if commit and changed else "")
+    """The revision of this folder, as a run records it: "-dirty" where Python code differs from it, "" outside git."""
+    commit, changed = git("rev-parse", "--short=12", "HEAD")[1], git("diff", "--quiet", "HEAD", "--", "*.py")[0]
+    return commit + ("-dirty" if commit and changed == 1 else "")
 
 
 def refuse_mixtures(runs, args):

@@ -1,7 +1,7 @@
 """Resident memory and speed over a long run: python -m reproduce.speed.memory [scpo_continuous.py --env-id ENV_ID ...].
 
-Starts the script, reads its resident size from /proc (Linux) whenever it has logged an iteration, and prints every fifth,
-the growth from iteration 5 to the last but one, and the speed of the last ten iterations beside that of the first ten.
+Starts the script and reads its resident size from /proc (Linux) whenever it has logged an iteration. Prints every fifth
+size, the growth from iteration 5 to the last but one, and the speed of iterations 2 to 11 beside that of the last ten.
 """
 
 import subprocess

@@ -1,16 +1,17 @@
 """Steps a second of training, by turns in the same minutes, one thread each: our scripts beside each other and peers.
 
-    python -m reproduce.speed.training_speed [--scripts scpo_continuous.py baselines/cpo.py ...] [--tasks Circle Run ...]
+    python -m reproduce.speed.training_speed [--scripts scpo_continuous.py baselines/cpo.py] [--tasks Circle Run]
         [--peer "NAME=PYTHON reproduce/speed/peer_sb3.py {env_id} {iterations}"] [--csv results/speed.csv]
 
 PEER is any command that trains on the task {env_id} for {iterations} iterations of 32,768 steps and whose last line has
-"sps N" in it; release/{env_id} is the package's own task. Our speed is read from progress.csv: the time from the first step
-to the last log line. Start-up, with the compilation, is printed beside it, since it is paid once a run. ratio: the first
-script's speed to this one's.
+"sps N" in it; release/{env_id} is the package's own task. Our speed is read from progress.csv: the time from the first
+step to the last log line. Start-up, with the compilation, is printed beside it, since it is paid once a run.
+ratio: the first script's speed to this one's.
 """
 
 import argparse
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,7 @@ def ours(script, env_id, iterations):
 
 
 def theirs(command, env_id):
-    out = run(command.format(env_id=env_id, iterations=1).split())
+    out = run(shlex.split(command.format(env_id=env_id, iterations=1)))
     return float(re.findall(r"sps (\d+)", out)[-1]), 0
 
 
