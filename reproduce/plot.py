@@ -38,7 +38,7 @@ SMOOTH = 10  # iterations that a curve is smoothed over before it is timed, and 
 SEEDS = (1, 2, 3, 4)
 
 
-# What the tables hold -------------------------------------------------------------------------------------------------
+# What the tables hold -----------------------------------------------------------------------------------------------
 
 
 def load_campaign(results, cap=None):
@@ -192,7 +192,7 @@ def over_tasks(groups, published):
     return rows
 
 
-# Tables as Markdown ---------------------------------------------------------------------------------------------------
+# Tables as Markdown -------------------------------------------------------------------------------------------------
 
 SUMMARY = "task, iterations, seeds, return, published return, cost, published cost, limit, safe"
 BESIDE = "task, algorithm, seeds, return, published return, verdict, cost, published cost, limit, seeds within it, "
@@ -230,7 +230,7 @@ def write_blocks(path, blocks):
     path.write_text(text)
 
 
-# Figures --------------------------------------------------------------------------------------------------------------
+# Figures ------------------------------------------------------------------------------------------------------------
 
 
 def thinned(x):
@@ -252,7 +252,7 @@ def panel(axis, task, groups, metric, published):
             at, curve = published[task, label, name]
             shown = at <= runs["iteration"].shape[1]
             steps = 1e-6 * runs["global_step"][0, 0] * at[shown]
-            axis.plot(thinned(steps), thinned(curve[shown]), "--", color=colour, linewidth=0.8, alpha=0.7)
+            axis.plot(thinned(steps), thinned(curve[shown]), "--", color=colour, linewidth=1, alpha=0.8)
     axis.set_title(f"{task[:-3]}: {title}", fontsize=9)
     axis.grid(alpha=0.3)
     if name == "cost":
@@ -364,7 +364,7 @@ def draw_targets(results):
     save(figure, results / "targets")
 
 
-# All of it ------------------------------------------------------------------------------------------------------------
+# All of it ----------------------------------------------------------------------------------------------------------
 
 
 def make(results, cap):

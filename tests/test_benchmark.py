@@ -1,4 +1,4 @@
-"""benchmark.sh: which runs are made, skipped, resumed, refused and kept, and what signals, faults and clusters do to it."""
+"""benchmark.sh: which runs are made, skipped, resumed, refused and kept; signals, faults and clusters."""
 
 import errno
 import json
@@ -30,10 +30,9 @@ if os.environ.get("STUB_FAILS", "nothing") in str(folder):
     raise OSError(28, "No space left on device")
 if "--resume" not in flags:
     folder.mkdir(parents=True)
-    config = dict(env_id=flags["--env-id"], total_timesteps=int(flags["--total-timesteps"]), seed=int(flags.get("--seed", 1)))
-    (folder / "config.json").write_text(json.dumps(dict(config, revision="")))
-    columns = "global_step,episodic_return,episodic_cost,episodic_cost_std,episodic_length,safe_episode_rate,episodes,seconds"
-    (folder / "progress.csv").write_text(f"iteration,{columns}\\n")
+    config = dict(env_id=flags["--env-id"], total_timesteps=int(flags["--total-timesteps"]), revision="")
+    (folder / "config.json").write_text(json.dumps(dict(config, seed=int(flags.get("--seed", 1)))))
+    (folder / "progress.csv").write_text("COLUMNS\\n")
 (folder / "last.pt").touch()
 batch = 32768 if Path(sys.argv[0]).name.startswith("scpo_") else 32000
 length = int(os.environ.get("STUB_ENDS", json.loads((folder / "config.json").read_text())["total_timesteps"] // batch))
@@ -56,7 +55,7 @@ def project(tmp_path):
     (root / "reproduce" / "plot.py").write_text("print('drawn')")
     (root / "baselines").mkdir()
     for script in curves.ALGOS.values():
-        (root / script).write_text(STUB)
+        (root / script).write_text(STUB.replace("COLUMNS", ",".join(curves.COLUMNS)))
     return root
 
 
@@ -93,7 +92,10 @@ def attempt(runs_dir, name, iterations, **config):
     folder.mkdir(parents=True)
     (folder / "last.pt").touch()
     columns = [column for column in curves.COLUMNS if column != "iteration"]
-    rows = ["iteration," + ",".join(columns), *(f"{i + 1}," + ",".join(str(i) for _ in columns) for i in range(iterations))]
+    rows = [
+        "iteration," + ",".join(columns),
+        *(f"{i + 1}," + ",".join(str(i) for _ in columns) for i in range(iterations)),
+    ]
     (folder / "progress.csv").write_text("\n".join(rows) + "\n")
     (folder / "config.json").write_text(json.dumps(dict(dict(revision=benchmark.here()), **config)))
     return folder
@@ -113,7 +115,7 @@ def refused(capsys, *flags):
     return said.err
 
 
-# Which runs -----------------------------------------------------------------------------------------------------------
+# Which runs ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_campaign_is_the_papers_figure_and_cart_safe(capsys, tmp_path):
@@ -205,13 +207,15 @@ def test_bad_input_gets_one_line_and_status_2(flags, says, capsys):
     assert says in refused(capsys, *flags)
 
 
-# Runs of other settings or other code -----------------------------------------------------------------------------------
+# Runs of other settings or other code -------------------------------------------------------------------------------
 
 
 def test_a_run_of_other_settings_does_not_count(capsys, tmp_path):
     where = ["--runs-dir", tmp_path / "runs", "--results", tmp_path / "results", "--tasks", "CartSafe-v0"]
     asked = dict(env_id="CartSafe-v0", seed=1, total_timesteps=150 * 32768)
-    attempt(tmp_path / "runs", "CartSafe-v0__SCPO__1", 150, k=99, **asked)  # no flag of the command, but in the kept runs
+    attempt(
+        tmp_path / "runs", "CartSafe-v0__SCPO__1", 150, k=99, **asked
+    )  # no flag of the command, but in the kept runs
     assert "has other settings: k 99, not 5" in refused(capsys, *where, "--algos", "SCPO")
     assert len(commands(capsys, *where, "--algos", "SCPO", "--replace")) == 3
     attempt(tmp_path / "runs", "CartSafe-v0__PPO__1", 150, k=99, **asked)  # the command's own flag
@@ -287,7 +291,7 @@ def test_a_full_disk_leaves_the_kept_curve_whole(tmp_path, monkeypatch):
     assert curve_lengths(results) == {name: 20}
 
 
-# Making runs ------------------------------------------------------------------------------------------------------------
+# Making runs --------------------------------------------------------------------------------------------------------
 
 
 def test_runs_are_made_kept_drawn_and_then_complete(project):
@@ -304,7 +308,9 @@ def test_a_short_run_leaves_a_long_curve_alone(project):
     assert finish(launch(project, *narrow))[0] == 0
     shutil.rmtree(project / "runs")
     status, said = finish(launch(project, *narrow, "--iterations", "5", STUB_PACE=0.3))
-    assert status == 0 and "are not kept" in said and curve_lengths(project / "results") == {"CartSafe-v0__SCPO__1": 150}
+    assert (
+        status == 0 and "are not kept" in said and curve_lengths(project / "results") == {"CartSafe-v0__SCPO__1": 150}
+    )
 
 
 @pytest.mark.parametrize("fault", ["a file in its place", "a full disk", "an early end"])
@@ -320,7 +326,9 @@ def test_a_run_that_fails_is_named_and_the_others_are_made(project, fault):
     narrow = ["--tasks", "CartSafe-v0", "--seeds", "1", "2", "--jobs", "1"]
     status, said = finish(launch(project, *narrow, **settings))
     assert status == 1 and said.count("FAILED") == failed and "CartSafe-v0__SCPO__1 FAILED" in said, said
-    assert f"{failed} runs failed: CartSafe-v0__SCPO__1" in said and len(curve_lengths(project / "results")) == 4 - failed
+    assert (
+        f"{failed} runs failed: CartSafe-v0__SCPO__1" in said and len(curve_lengths(project / "results")) == 4 - failed
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -378,7 +386,9 @@ def test_two_at_once_make_every_run_once(project):
     narrow = ["--tasks", "CartSafe-v0", "--jobs", "2"]
     both = [launch(project, *narrow, STUB_PACE=0.005) for _ in range(2)]
     assert [finish(process)[0] for process in both] == [0, 0]
-    assert len(list(project.glob("runs/*/*/*/last.pt"))) == 8 and set(curve_lengths(project / "results").values()) == {150}
+    assert len(list(project.glob("runs/*/*/*/last.pt"))) == 8 and set(curve_lengths(project / "results").values()) == {
+        150
+    }
 
 
 def test_the_estimate_is_never_less_than_the_longest_run(tmp_path):
@@ -408,17 +418,31 @@ def test_a_real_run_is_stopped_at_its_iterations_and_goes_on_later(monkeypatch, 
     kept = curves.read(results / "runs" / "CartSafe-v0__PPO__1.csv")
     assert list(kept["iteration"]) == list(range(1, length + 1)) and list(kept) == list(curves.COLUMNS)
     assert curves.config(results / "runs" / "CartSafe-v0__PPO__1.json")["k"] == 0
-    assert (results / "campaign.png").stat().st_size > 10_000 and "CartSafe-v0 | PPO" in (results / "README.md").read_text()
+    assert (results / "campaign.png").stat().st_size > 10_000 and "CartSafe-v0 | PPO" in (
+        results / "README.md"
+    ).read_text()
 
 
-# Clusters ---------------------------------------------------------------------------------------------------------------
+# Clusters -----------------------------------------------------------------------------------------------------------
 
 
 def test_slurm_gets_an_array_job_of_a_run_a_task(project, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(curves, "ROOT", project)
     monkeypatch.setattr("reproduce.clusters.ROOT", project)
     runs_dir, results = tmp_path / "my runs", tmp_path / "my results"
-    flags = ["--tasks", "SafetyBallRun-v0", "--algos", "CPO", "TRPO-L", "--seeds", "1", "2", "--hours", "7", "--replace"]
+    flags = [
+        "--tasks",
+        "SafetyBallRun-v0",
+        "--algos",
+        "CPO",
+        "TRPO-L",
+        "--seeds",
+        "1",
+        "2",
+        "--hours",
+        "7",
+        "--replace",
+    ]
     flags += ["--runs-dir", str(runs_dir), "--results", str(results), "--engine", "slurm", "--iterations", "9"]
     monkeypatch.setattr(benchmark, "ROOT", project)
     attempt(runs_dir, "SafetyBallRun-v0__CPO__1", 100, revision="")
