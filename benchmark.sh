@@ -3,4 +3,4 @@
 set -eu
 cd "$(dirname "$0")"
 make -s .venv/installed-dev
-exec .venv/bin/python benchmark.py "$@"
+exec .venv/bin/python -m reproduce.benchmark "$@"

@@ -1,35 +1,125 @@
-"""benchmark.sh and plot.py: which runs are made, skipped and resumed, and what the table says of known curves."""
+"""benchmark.sh: which runs are made, skipped, resumed, refused and kept; signals, faults and clusters."""
 
-import csv
+import errno
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
-import benchmark
-import plot
-import studies
+from reproduce import benchmark, curves
+from reproduce.studies import SETTINGS, STUDIES
 
 ROOT = Path(__file__).parent.parent
+# Stands for all seven scripts: logs an iteration every STUB_PACE seconds, saves and leaves on a first SIGTERM
+STUB = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+stop = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: (stop.append(number), signal.signal(number, signal.SIG_DFL)))
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+folder = Path(flags.get("--resume") or f"{flags['--runs-dir']}/attempt{os.getpid()}")
+if os.environ.get("STUB_FAILS", "nothing") in str(folder):
+    raise OSError(28, "No space left on device")
+if "--resume" not in flags:
+    folder.mkdir(parents=True)
+    config = dict(env_id=flags["--env-id"], total_timesteps=int(flags["--total-timesteps"]), revision="")
+    (folder / "config.json").write_text(json.dumps(dict(config, seed=int(flags.get("--seed", 1)))))
+    (folder / "progress.csv").write_text("COLUMNS\\n")
+(folder / "last.pt").touch()
+batch = 32768 if Path(sys.argv[0]).name.startswith("scpo_") else 32000
+length = int(os.environ.get("STUB_ENDS", json.loads((folder / "config.json").read_text())["total_timesteps"] // batch))
+with open(folder / "progress.csv", "r+") as file:
+    for iteration in range(len(file.readlines()), length + 1):
+        time.sleep(float(os.environ.get("STUB_PACE", 0)))
+        file.write(f"{iteration},{iteration * batch},1,1,1,1,1,1,{iteration}\\n")
+        file.flush()
+        if stop:
+            raise SystemExit(128 + stop[0])
+"""
+LAUNCH = "from reproduce import benchmark; benchmark.measured_seconds = lambda runs, stop: {}; benchmark.main()"
 
 
-def start(monkeypatch, *flags):
-    monkeypatch.setattr(sys, "argv", ["benchmark.sh", *map(str, flags)])
-    benchmark.main()
+@pytest.fixture
+def project(tmp_path):
+    """A project whose scripts are stubs, outside git."""
+    root = tmp_path / "project"
+    shutil.copytree(ROOT / "reproduce", root / "reproduce", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "reproduce" / "plot.py").write_text("print('drawn')")
+    (root / "baselines").mkdir()
+    for script in curves.ALGOS.values():
+        (root / script).write_text(STUB.replace("COLUMNS", ",".join(curves.COLUMNS)))
+    return root
 
 
-def commands(monkeypatch, capsys, *flags):
-    start(monkeypatch, "--dry-run", *flags)
+def launch(project, *flags, code=LAUNCH, **settings):
+    command = [sys.executable, "-c", code, *map(str, flags)]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    env = dict(os.environ, **{name: str(value) for name, value in settings.items()})
+    return subprocess.Popen(command, cwd=project, env=env, start_new_session=True, **pipes)
+
+
+def finish(process):
+    """Returns (exit status, output)."""
+    said, _ = process.communicate(timeout=60)
+    assert "Traceback" not in said, said
+    return process.returncode, said
+
+
+def wait_for(condition):
+    for _ in range(600):
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("waited in vain")
+
+
+def curve_lengths(folder):
+    return {path.stem: curves.length(path) for path in folder.glob("**/*__*__*.csv")}
+
+
+def attempt(runs_dir, name, iterations, **config):
+    """Makes the folder of a run that has so many iterations."""
+    folder = runs_dir / name / "attempt"
+    folder.mkdir(parents=True)
+    (folder / "last.pt").touch()
+    columns = [column for column in curves.COLUMNS if column != "iteration"]
+    rows = [
+        "iteration," + ",".join(columns),
+        *(f"{i + 1}," + ",".join(str(i) for _ in columns) for i in range(iterations)),
+    ]
+    (folder / "progress.csv").write_text("\n".join(rows) + "\n")
+    (folder / "config.json").write_text(json.dumps(dict(dict(revision=benchmark.here()), **config)))
+    return folder
+
+
+def commands(capsys, *flags):
+    benchmark.main(["--dry-run", *map(str, flags)])
     return [line.split()[1:] for line in capsys.readouterr().out.splitlines()]
 
 
-def test_the_campaign_is_the_papers_figure_and_cart_safe(monkeypatch, capsys, tmp_path):
-    lines = commands(monkeypatch, capsys, "--runs-dir", tmp_path)
+def refused(capsys, *flags):
+    """Returns the one line that a command is refused with."""
+    with pytest.raises(SystemExit) as stop:
+        benchmark.main([*map(str, flags)])
+    said = capsys.readouterr()
+    assert stop.value.code == 2 and said.err.count("\n") == 1 and not said.out
+    return said.err
+
+
+# Which runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_campaign_is_the_papers_figure_and_cart_safe(capsys, tmp_path):
+    lines = commands(capsys, "--runs-dir", tmp_path)
     assert len(lines) == 4 * (4 * 6 + 2)
     for line in lines:
         script, task = Path(line[0]).name, line[line.index("--env-id") + 1]
@@ -38,76 +128,376 @@ def test_the_campaign_is_the_papers_figure_and_cart_safe(monkeypatch, capsys, tm
         batch = 32768 if script.startswith("scpo_") else 32000
         assert steps == batch * {"SafetyBallRun-v0": 100, "CartSafe-v0": 150}.get(task, 500)
     assert len([line for line in lines if "--k" in line]) == 4  # PPO
+    assert [line[line.index("--seed") + 1] for line in lines] == sorted(str(1 + i // 26) for i in range(104))
 
 
 def test_lengths_and_limits_are_those_built_into_the_scripts():
     import scpo_continuous
     import scpo_discrete
 
-    for task in benchmark.TASKS:
-        settings = {**scpo_continuous.PAPER_SETTINGS, **scpo_discrete.PAPER_SETTINGS}[task]
-        assert settings["iterations"] == benchmark.LENGTHS.get(task, 500) and settings["cost_limit"] == benchmark.LIMITS[task]
+    for task, (cost_limit, iterations) in curves.TASKS.items():
+        module = scpo_discrete if task == "CartSafe-v0" else scpo_continuous
+        settings = getattr(module, "TASK_SETTINGS", None) or module.PAPER_SETTINGS
+        built_in = settings[task].get("iterations") or settings[task]["total_timesteps"] // 32768
+        assert (settings[task]["cost_limit"], built_in) == (cost_limit, iterations)
 
 
-def test_finished_runs_are_skipped_and_interrupted_ones_resumed(monkeypatch, capsys, tmp_path):
-    narrow = ["--tasks", "SafetyBallRun-v0", "--algos", "CPO", "PDO", "TRPO", "--seeds", 1, "--runs-dir", tmp_path]
-    for algo, count in (("CPO", 100), ("PDO", 37)):
-        attempt = tmp_path / f"SafetyBallRun-v0__{algo}__1" / "attempt"
-        attempt.mkdir(parents=True)
-        (attempt / "progress.csv").write_text("iteration\n" + "".join(f"{i + 1}\n" for i in range(count)))
-        (attempt / "last.pt").touch()
-    lines = commands(monkeypatch, capsys, *narrow)
+def test_the_studies_settings_made_their_committed_runs():
+    for study in STUDIES.values():
+        for label in study.labels:
+            own = None if label in curves.ALGOS else study.iterations
+            for seed in range(1, study.seeds + 1):
+                run = benchmark.Run(study.task, label, seed, study.iterations, ROOT / "runs", own)
+                kept = curves.config(ROOT / "results" / "runs" / f"{run.name}.json")
+                assert not curves.differences(kept, run.settings), run.name
+                assert set(SETTINGS.get(label, {})) <= set(kept)
+                assert curves.length(ROOT / "results" / "runs" / f"{run.name}.csv") >= study.iterations
+
+
+def test_a_study_shares_its_runs_with_the_campaign(capsys, tmp_path):
+    lines = commands(capsys, "--study", "augmentation", "--seeds", 1, "--runs-dir", tmp_path)
+    assert len(lines) == 2 and lines[0] == commands(capsys, "--tasks", "SafetyBallRun-v0", "--runs-dir", tmp_path)[0]
+    assert "--no-augment-state" in lines[1] and lines[1][-1].endswith("SafetyBallRun-v0__not_augmented__1")
+    boxes = commands(capsys, "--study", "box", "--runs-dir", tmp_path)
+    assert len(boxes) == 4 and [line.count("--env-id") for line in boxes] == [1] * 4
+    assert "SafetyBallReachSlowBox-v0" in boxes[1] and str(60 * 32768) in boxes[1] and str(500 * 32768) in boxes[0]
+
+
+def test_finished_runs_are_skipped_and_interrupted_ones_resumed(capsys, tmp_path):
+    narrow = ["--tasks", "SafetyBallRun-v0", "--algos", "CPO", "PDO", "TRPO", "--seeds", 1, 1, "--runs-dir", tmp_path]
+    narrow += ["--replace"]  # the committed runs' settings are not the question here
+    attempt(tmp_path, "SafetyBallRun-v0__CPO__1", 100)
+    attempt(tmp_path, "SafetyBallRun-v0__PDO__1", 37)
+    lines = commands(capsys, *narrow)
     assert [Path(line[0]).name for line in lines] == ["pdo.py", "trpo.py"]
-    assert "--resume" not in lines[1] and lines[0][lines[0].index("--resume") + 1].endswith("PDO__1/attempt")
-    assert len(commands(monkeypatch, capsys, *narrow, "--iterations", 30)) == 1
+    assert "--resume" not in lines[1] and lines[0][1] == "--resume" and lines[0][2].endswith("PDO__1/attempt")
+    assert len(commands(capsys, *narrow, "--iterations", 30)) == 1
 
 
-def test_a_run_is_stopped_at_its_iterations_and_goes_on_later(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(benchmark, "measured_seconds", lambda runs: {run.name: (10.0, 3600.0) for run in runs})
-    monkeypatch.setattr(benchmark, "ROOT", tmp_path / "root")
-    (tmp_path / "root" / "results").mkdir(parents=True)
-    (tmp_path / "root" / "results" / "published_curves.csv.gz").symlink_to(ROOT / "results" / "published_curves.csv.gz")
-    for name in ("scpo_discrete.py", "scpo_envs", "plot.py", "benchmark.py", "evaluate.py", "studies.py", "scpo_continuous.py"):
-        (tmp_path / "root" / name).symlink_to(ROOT / name)
-    narrow = ["--tasks", "CartSafe-v0", "--algos", "PPO", "--seeds", 1, "--runs-dir", tmp_path / "runs"]
+def test_it_starts_without_torch_and_matplotlib(tmp_path):
+    code = "import sys; from reproduce import benchmark; benchmark.main(['--dry-run', '--runs-dir', sys.argv[1]]); "
+    code += "assert not {'torch', 'matplotlib', 'scipy'} & set(sys.modules), sorted(sys.modules)"
+    subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_a_closed_pipe_is_no_fault(tmp_path):
+    command = f"{sys.executable} -m reproduce.benchmark --dry-run --runs-dir {tmp_path} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "0\n" and not done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags, says",
+    [
+        (["--jobs", "0"], "--jobs is 0, but must be at least 1"),
+        (["--iterations", "-3"], "--iterations is -3, but must be at least 1"),
+        (["--hours", "0"], "--hours is 0, but must be at least 1"),
+        (["--seeds", "1", "-1"], "--seeds: -1 is not allowed"),
+        (["--seeds", str(2**32)], f"--seeds: {2**32} is not allowed"),
+        (["--seeds", "1.5"], "--seeds: invalid int value: '1.5'"),
+        (["--runs-dir", ""], "--runs-dir is '', but must be a folder"),
+        (["--runs-dir", __file__], "test_benchmark.py', but must be a folder"),
+        (["--results", f"{__file__}/results"], "but must be a folder"),
+        (["--study", "box", "--algos", "CPO"], "--study has runs of its own"),
+        (["--tasks", "Ball"], "--tasks: invalid choice: 'Ball'"),
+        (["--tasks", "CartSafe-v0", "--algos", "CPO"], "leave no run"),
+    ],
+)
+def test_bad_input_gets_one_line_and_status_2(flags, says, capsys):
+    assert says in refused(capsys, *flags)
+
+
+# Runs of other settings or other code -------------------------------------------------------------------------------
+
+
+def test_a_run_of_other_settings_does_not_count(capsys, tmp_path):
+    where = ["--runs-dir", tmp_path / "runs", "--results", tmp_path / "results", "--tasks", "CartSafe-v0"]
+    asked = dict(env_id="CartSafe-v0", seed=1, total_timesteps=150 * 32768)
+    attempt(
+        tmp_path / "runs", "CartSafe-v0__SCPO__1", 150, k=99, **asked
+    )  # no flag of the command, but in the kept runs
+    assert "has other settings: k 99, not 5" in refused(capsys, *where, "--algos", "SCPO")
+    assert len(commands(capsys, *where, "--algos", "SCPO", "--replace")) == 3
+    attempt(tmp_path / "runs", "CartSafe-v0__PPO__1", 150, k=99, **asked)  # the command's own flag
+    assert "has other settings: k 99, not 0" in refused(capsys, *where, "--algos", "PPO", "--replace")
+    attempt(tmp_path / "runs", "CartSafe-v0__SCPO__2", 9, k=98, **dict(asked, seed=2))  # two seeds, two settings
+    assert "has other settings: k 98, not 99" in refused(capsys, *where, "--algos", "SCPO", "--replace")
+    (tmp_path / "runs" / "CartSafe-v0__SCPO__1" / "attempt" / "config.json").unlink()
+    assert "config.json is missing" in refused(capsys, *where, "--algos", "SCPO")
+
+
+def test_code_of_another_revision_is_not_mixed_in_unasked(capsys, tmp_path, monkeypatch):
+    git = ["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    monkeypatch.setattr(benchmark, "ROOT", tmp_path)
+    revisions = []
+    for name, text in (("scpo_discrete.py", "1"), ("README.md", "prose"), ("scpo_discrete.py", "2")):
+        (tmp_path / name).write_text(text)
+        subprocess.run([*git, "add", name], check=True)
+        subprocess.run([*git, "commit", "-qm", name], check=True)
+        revisions.append(benchmark.here())
+    assert benchmark.same_code(revisions[0], revisions[1]) and not benchmark.same_code(revisions[0], revisions[2])
+    (tmp_path / "scpo_discrete.py").write_text("3")
+    assert benchmark.here() == revisions[2] + "-dirty"
+    subprocess.run([*git, "checkout", "-q", "."], check=True)
+
+    where = ["--runs-dir", tmp_path / "runs", "--tasks", "CartSafe-v0", "--algos", "SCPO", "--seeds", 1, "--dry-run"]
+    made = attempt(tmp_path / "runs", "CartSafe-v0__SCPO__1", 3)
+    assert "--resume" in commands(capsys, *where)[0]
+    for named in (dict(revision=revisions[1]), dict(revision="", revisions=[revisions[2], revisions[1]])):
+        (made / "config.json").write_text(json.dumps(named))
+        assert f"was made by revision {revisions[1]}, not {revisions[2]}" in refused(capsys, *where)
+        assert "--resume" in commands(capsys, *where, "--any-revision")[0]
+
+
+def test_a_kept_curve_is_replaced_by_its_betters_alone(tmp_path):
+    results, name = tmp_path / "results", "CartSafe-v0__SCPO__1"
+
+    def offer(iterations, replace=False, **config):
+        made = attempt(tmp_path / f"{time.time_ns()}", name, iterations, **config)
+        return curves.keep(made, name, results, replace), curves.length(results / "runs" / f"{name}.csv")
+
+    assert offer(20, k=4) == ("", 20) and offer(20, k=4) == ("", 20)
+    said, length = offer(5, k=4)
+    assert length == 20 and "its 5 iterations are not kept" in said
+    said, length = offer(5, k=4, replace=True)
+    assert length == 5 and "replaces 20 iterations" in said
+    said, length = offer(30, k=4)
+    assert length == 30 and "replaces 5 iterations" in said
+    said, length = offer(40, k=99)
+    assert length == 30 and "not kept without --replace" in said and "k 99, not 4" in said
+    said, length = offer(150, k=99, replace=True)
+    assert length == 150 and "replaces 30 iterations" in said and "k 99, not 4" in said
+    said, length = offer(149, k=99, replace=True)
+    assert length == 150 and "not kept" in said  # never, where the kept one has the paper's length
+    assert json.loads((results / "runs" / f"{name}.json").read_text())["k"] == 99
+
+
+def test_a_full_disk_leaves_the_kept_curve_whole(tmp_path, monkeypatch):
+    name, results = "CartSafe-v0__SCPO__1", tmp_path / "results"
+    curves.keep(attempt(tmp_path / "short", name, 20), name, results)
+    before = {path.name: path.read_text() for path in (results / "runs").iterdir()}
+    longer, write = attempt(tmp_path / "long", name, 150), Path.write_text
+
+    def half(path, text):
+        write(path, text[: len(text) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError):
+        curves.keep(longer, name, results)
+    monkeypatch.undo()
+    assert {path.name: path.read_text() for path in (results / "runs").iterdir() if path.name in before} == before
+    assert curve_lengths(results) == {name: 20}
+
+
+# Making runs --------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_made_kept_drawn_and_then_complete(project):
+    narrow = ["--tasks", "CartSafe-v0", "--seeds", "1", "2", "--jobs", "2"]
+    status, said = finish(launch(project, *narrow))
+    made = {f"CartSafe-v0__{algo}__{seed}": 150 for algo in ("SCPO", "PPO") for seed in (1, 2)}
+    assert status == 0 and "drawn" in said and curve_lengths(project / "results") == made, said
+    status, said = finish(launch(project, *narrow))
+    assert status == 0 and "4 runs, 4 of them complete" in said and "from iteration" not in said
+
+
+def test_a_short_run_leaves_a_long_curve_alone(project):
+    narrow = ["--tasks", "CartSafe-v0", "--algos", "SCPO", "--seeds", "1"]
+    assert finish(launch(project, *narrow))[0] == 0
+    shutil.rmtree(project / "runs")
+    status, said = finish(launch(project, *narrow, "--iterations", "5", STUB_PACE=0.3))
+    assert (
+        status == 0 and "are not kept" in said and curve_lengths(project / "results") == {"CartSafe-v0__SCPO__1": 150}
+    )
+
+
+@pytest.mark.parametrize("fault", ["a file in its place", "a full disk", "an early end"])
+def test_a_run_that_fails_is_named_and_the_others_are_made(project, fault):
+    settings, failed = {}, 1
+    if fault == "a file in its place":
+        (project / "runs" / "benchmark").mkdir(parents=True)
+        (project / "runs" / "benchmark" / "CartSafe-v0__SCPO__1").touch()
+    elif fault == "a full disk":
+        settings = dict(STUB_FAILS="SCPO__1")
+    else:
+        settings, failed = dict(STUB_ENDS=149), 4  # as if a script had left with status 0
+    narrow = ["--tasks", "CartSafe-v0", "--seeds", "1", "2", "--jobs", "1"]
+    status, said = finish(launch(project, *narrow, **settings))
+    assert status == 1 and said.count("FAILED") == failed and "CartSafe-v0__SCPO__1 FAILED" in said, said
+    assert (
+        f"{failed} runs failed: CartSafe-v0__SCPO__1" in said and len(curve_lengths(project / "results")) == 4 - failed
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_gently_and_the_next_call_goes_on(project, number):
+    narrow = ["--tasks", "CartSafe-v0", "--algos", "SCPO", "--jobs", "1"]
+    process = launch(project, *narrow, STUB_PACE=0.4)
+    wait_for(lambda: [path for path in project.glob("runs/*/*/*/progress.csv") if curves.length(path) >= 1])
+    process.send_signal(number)
+    status, said = finish(process)
+    assert status == 128 + number and "Stopped" in said and "FAILED" not in said, said
+    assert len(list(project.glob("runs/*/*/*/last.pt"))) == 1 and not curve_lengths(project / "results")
+    status, said = finish(launch(project, *narrow))
+    begun = int(said.split("CartSafe-v0__SCPO__1: from iteration ")[1].split()[0])
+    assert status == 0 and 1 <= begun < 20 and len(curve_lengths(project / "results")) == 4
+
+
+def test_a_second_signal_ends_it_at_once(project):
+    process = launch(project, "--tasks", "CartSafe-v0", "--algos", "SCPO", "--jobs", "1", STUB_PACE=50)
+    wait_for(lambda: list(project.glob("runs/*/*/*/last.pt")))
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.6)
+    status, said = finish(process)
+    assert status == 130 and "Stopped" in said
+
+
+def test_a_signal_during_the_measurement_ends_it_too(project):
+    measure = "from reproduce import benchmark; benchmark.main()"
+    process = launch(project, "--tasks", "CartSafe-v0", "--algos", "SCPO", code=measure, STUB_PACE=50)
+    wait_for(lambda: "Measuring" in process.stdout.readline())
+    time.sleep(3)
+    for _ in range(2):  # the stub is in mid-iteration for 50 seconds
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.6)
+    status, said = finish(process)
+    assert status == 130 and "Stopped" in said and not list(project.glob("runs/*/*/*"))
+
+
+def test_a_run_that_outlives_its_launcher_is_left_to_finish(project):
+    narrow = ["--tasks", "CartSafe-v0", "--algos", "SCPO", "--seeds", "1"]
+    process = launch(project, *narrow, STUB_PACE=0.02)
+    (path,) = wait_for(lambda: [p for p in project.glob("runs/*/*/*/progress.csv") if curves.length(p)])
+    process.kill()  # the run goes on: it is no child of the terminal
+    process.wait()
+    status, said = finish(launch(project, *narrow))
+    assert status == 0 and "another process is at work on it" in said and "FAILED" not in said, said
+    wait_for(lambda: curves.length(path) == 150)
+    time.sleep(0.5)
+    status, said = finish(launch(project, *narrow))
+    assert status == 0 and curve_lengths(project / "results") == {"CartSafe-v0__SCPO__1": 150}
+    assert len(list(project.glob("runs/*/*/*/last.pt"))) == 1
+
+
+def test_two_at_once_make_every_run_once(project):
+    narrow = ["--tasks", "CartSafe-v0", "--jobs", "2"]
+    both = [launch(project, *narrow, STUB_PACE=0.005) for _ in range(2)]
+    assert [finish(process)[0] for process in both] == [0, 0]
+    assert len(list(project.glob("runs/*/*/*/last.pt"))) == 8 and set(curve_lengths(project / "results").values()) == {
+        150
+    }
+
+
+def test_the_estimate_is_never_less_than_the_longest_run(tmp_path):
+    new, begun = (
+        benchmark.Run("SafetyBallRun-v0", "CPO", 1, None, tmp_path),
+        benchmark.Run("CartSafe-v0", "PPO", 1, 40, tmp_path),
+    )
+    attempt(tmp_path, begun.name, 30)
+    measured = {new.name: (100.0, 200.0), begun.name: (100.0, 3.0)}
+    assert benchmark.estimate([new], measured, 1) == benchmark.estimate([new], measured, 8) == "5.6 hours"
+    assert benchmark.estimate([begun], measured, 1) == "3 minutes"
+    assert benchmark.estimate([new, begun], measured, 8) == "5.6 hours"
+    assert benchmark.estimate([new, new, new, new], measured, 2) == "11.2 hours"
+
+
+def test_a_real_run_is_stopped_at_its_iterations_and_goes_on_later(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(benchmark, "measured_seconds", lambda runs, stop: {run.name: (10.0, 3600.0) for run in runs})
+    results = tmp_path / "results"
+    narrow = ["--tasks", "CartSafe-v0", "--algos", "PPO", "--seeds", "1", "--runs-dir", str(tmp_path / "runs")]
     for iterations in (1, 4):
-        start(monkeypatch, *narrow, "--iterations", iterations)
+        benchmark.main([*narrow, "--results", str(results), "--iterations", str(iterations)])
         said = capsys.readouterr().out
-        (kept,) = (tmp_path / "root" / "results" / "runs").glob("*.csv")
-        with open(kept) as file:
-            done = [int(row["iteration"]) for row in csv.DictReader(file)]
-        assert done == list(range(1, len(done) + 1)) and iterations <= len(done) <= iterations + 2
-        assert kept.stem == "CartSafe-v0__PPO__1" and "1 runs, 0 of them complete" in said and "About" in said
-    (attempt,) = (tmp_path / "runs" / "CartSafe-v0__PPO__1").glob("*/last.pt")
-    assert torch.load(attempt, weights_only=True)["iteration"] == len(done)
-    assert json.loads(kept.with_suffix(".json").read_text())["k"] == 0
-    assert (tmp_path / "root" / "results" / "campaign.png").stat().st_size > 10_000
+        assert "1 runs, 0 of them complete" in said and "About" in said
+        (length,) = curve_lengths(results).values()
+        assert iterations <= length <= iterations + 2
+    (last,) = (tmp_path / "runs" / "CartSafe-v0__PPO__1").glob("*/last.pt")
+    kept = curves.read(results / "runs" / "CartSafe-v0__PPO__1.csv")
+    assert list(kept["iteration"]) == list(range(1, length + 1)) and list(kept) == list(curves.COLUMNS)
+    assert curves.config(results / "runs" / "CartSafe-v0__PPO__1.json")["k"] == 0
+    assert (results / "campaign.png").stat().st_size > 10_000 and "CartSafe-v0 | PPO" in (
+        results / "README.md"
+    ).read_text()
+
+
+# Clusters -----------------------------------------------------------------------------------------------------------
+
+
+def test_slurm_gets_an_array_job_of_a_run_a_task(project, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(curves, "ROOT", project)
+    monkeypatch.setattr("reproduce.clusters.ROOT", project)
+    runs_dir, results = tmp_path / "my runs", tmp_path / "my results"
+    flags = [
+        "--tasks",
+        "SafetyBallRun-v0",
+        "--algos",
+        "CPO",
+        "TRPO-L",
+        "--seeds",
+        "1",
+        "2",
+        "--hours",
+        "7",
+        "--replace",
+    ]
+    flags += ["--runs-dir", str(runs_dir), "--results", str(results), "--engine", "slurm", "--iterations", "9"]
+    monkeypatch.setattr(benchmark, "ROOT", project)
+    attempt(runs_dir, "SafetyBallRun-v0__CPO__1", 100, revision="")
+    benchmark.main([*flags, "--dry-run"])
+    job = capsys.readouterr().out
+    assert "#SBATCH --array=1,2,3\n" in job and "#SBATCH --time=7:00:00\n" in job  # CPO 1 is complete
+    assert f'--output="{runs_dir}/slurm' in job
+    env = dict(os.environ, SLURM_ARRAY_TASK_ID="3", STUB_PACE="0.1")
+    said = subprocess.run(["bash", "-c", job], capture_output=True, text=True, env=env)
+    assert said.returncode == 0, said.stderr
+    (length,) = curve_lengths(results).values()
+    assert list(curve_lengths(results)) == ["SafetyBallRun-v0__TRPO-L__2"] and 9 <= length < 30
+    assert not (project / "results").exists() and not (project / "runs").exists()
+    assert (runs_dir / "SafetyBallRun-v0__TRPO-L__2").is_dir() and "drawn" not in said.stdout
+
+
+def test_slurms_quick_runs_stay_out_of_results(project, capsys, monkeypatch):
+    for module in ("curves", "benchmark", "clusters"):
+        monkeypatch.setattr(f"reproduce.{module}.ROOT", project)
+    benchmark.main(["--engine", "slurm", "--quick", "--tasks", "CartSafe-v0", "--algos", "PPO", "--dry-run"])
+    job = capsys.readouterr().out
+    subprocess.run(["bash", "-c", job], env=dict(os.environ, SLURM_ARRAY_TASK_ID="0", STUB_PACE="0.3"), check=True)
+    assert list(curve_lengths(project / "runs" / "quick" / "results")) == ["CartSafe-v0__PPO__1"]
+    assert not (project / "results").exists()
+
+
+def test_slurm_is_asked_to_run_the_job(monkeypatch, capsys, tmp_path):
+    narrow = ["--tasks", "CartSafe-v0", "--algos", "PPO", "--seeds", "1", "--runs-dir", str(tmp_path / "runs")]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "there is no sbatch here" in refused(capsys, *narrow, "--engine", "slurm")
+    for status in (0, 3):
+        (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho $1 > {tmp_path}/asked\nexit {status}\n")
+        (tmp_path / "sbatch").chmod(0o755)
+        try:
+            benchmark.main([*narrow, "--engine", "slurm"])
+            assert status == 0
+        except SystemExit as stop:
+            assert stop.code == status
+        assert Path((tmp_path / "asked").read_text().strip()).read_text().startswith("#!/bin/bash\n#SBATCH")
 
 
 def test_ray_loses_nothing_when_a_worker_dies(tmp_path):
-    """A real cluster on this machine: a head that computes nothing and two workers, one of which is taken away in mid-run."""
+    """A real cluster on this machine: a head that computes nothing and two workers, one of which is taken away."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=0))
     workers = [cluster.add_node(num_cpus=1) for _ in range(2)]
     try:
-        command = [
-            sys.executable,
-            str(ROOT / "benchmark.py"),
-            "--engine",
-            "ray",
-            "--ray-address",
-            cluster.address,
-            "--iterations",
-            "24",
-        ]
-        command += ["--tasks", "CartSafe-v0", "--seeds", "1", "--runs-dir", str(tmp_path / "runs"), "--one"]
-        command += ["--results", str(tmp_path / "results")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [sys.executable, "-m", "reproduce.benchmark", "--engine", "ray", "--ray-address", cluster.address]
+        command += ["--tasks", "CartSafe-v0", "--seeds", "1", "--iterations", "24"]
+        command += ["--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for _ in range(600):
-            lasts = list((tmp_path / "runs").glob("*/*/last.pt"))
-            if len(lasts) == 2 and all(torch.load(last, weights_only=True)["iteration"] >= 10 for last in lasts):
+            if sum(curves.length(path) >= 11 for path in (tmp_path / "runs").glob("*/*/progress.csv")) == 2:
                 break
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.5)
@@ -116,165 +506,9 @@ def test_ray_loses_nothing_when_a_worker_dies(tmp_path):
     finally:
         cluster.shutdown()
     assert process.returncode == 0, said
-    assert said.count("its worker is gone") == 1 and "from iteration 1" in said.split("its worker is gone")[1], said
+    assert said.count("its worker is gone") == 1 and "sent again from iteration 1" in said, said
     for algo in ("SCPO", "PPO"):
-        (attempt,) = (tmp_path / "runs" / f"CartSafe-v0__{algo}__1").iterdir()
-        with open(attempt / "progress.csv") as file:
-            iterations = [int(row["iteration"]) for row in csv.DictReader(file)]
+        (made,) = (tmp_path / "runs" / f"CartSafe-v0__{algo}__1").glob("*/progress.csv")
+        iterations = list(curves.read(made)["iteration"])
         assert iterations == list(range(1, len(iterations) + 1)) and len(iterations) >= 24
         assert (tmp_path / "results" / "runs" / f"CartSafe-v0__{algo}__1.csv").exists()
-
-
-def test_slurm_gets_an_array_job_of_a_run_a_task(monkeypatch, capsys, tmp_path):
-    narrow = ["--tasks", "SafetyBallRun-v0", "--algos", "CPO", "TRPO-L", "--seeds", 1, 2, "--runs-dir", tmp_path]
-    start(monkeypatch, "--engine", "slurm", "--dry-run", *narrow, "--iterations", 7)
-    job = capsys.readouterr().out
-    assert "#SBATCH --array=0-3\n" in job and '"SafetyBallRun-v0 TRPO-L 2"' in job and not list(tmp_path.iterdir())
-    # what a task of the array runs, with a benchmark.py that says what it was asked for
-    (tmp_path / "benchmark.py").write_text("import sys; print(sys.argv[1:])")
-    job = job.replace(f"cd {ROOT}", f"cd {tmp_path}")
-    env = {"SLURM_ARRAY_TASK_ID": "3", "PATH": "/usr/bin:/bin"}
-    said = subprocess.run(["bash", "-c", job], capture_output=True, text=True, env=env).stdout
-    expected = "--tasks SafetyBallRun-v0 --algos TRPO-L --seeds 2 --jobs 1 --runs-dir".split() + [
-        str(tmp_path),
-        "--iterations",
-        "7",
-    ]
-    assert said.strip() == str([*expected, "--one"])
-
-
-def test_slurm_is_asked_to_run_the_job(monkeypatch, capsys, tmp_path):
-    narrow = ["--tasks", "CartSafe-v0", "--algos", "PPO", "--seeds", 1, "--runs-dir", tmp_path / "runs", "--engine", "slurm"]
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SystemExit) as stop:
-        start(monkeypatch, *narrow)
-    assert stop.value.code == 2 and "there is no sbatch here" in capsys.readouterr().err
-    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho $1 > {tmp_path}/asked\n")
-    (tmp_path / "sbatch").chmod(0o755)
-    start(monkeypatch, *narrow)
-    assert Path((tmp_path / "asked").read_text().strip()).read_text().startswith("#!/bin/bash\n#SBATCH")
-
-
-def test_the_estimate_counts_what_is_left(tmp_path):
-    new, begun = (
-        benchmark.Run("CPO", "SafetyBallRun-v0", 1, None, tmp_path),
-        benchmark.Run("PDO", "CartSafe-v0", 1, 40, tmp_path),
-    )
-    (begun.folder / "attempt").mkdir(parents=True)
-    (begun.folder / "attempt" / "last.pt").touch()
-    (begun.folder / "attempt" / "progress.csv").write_text("iteration\n" + "1\n" * 30)
-    measured = {new.name: (100.0, 200.0), begun.name: (100.0, 3.0)}
-    assert benchmark.estimate([new], measured, 2) == "2.8 hours"
-    assert benchmark.estimate([begun], measured, 1) == "3 minutes"
-    assert benchmark.estimate([new, begun], measured, 8) == "43 minutes"
-
-
-@pytest.mark.parametrize(
-    "flags, says",
-    [
-        (["--jobs", "0"], "--jobs is 0, but must be at least 1"),
-        (["--tasks", "Ball"], "--tasks: invalid choice: 'Ball'"),
-        (["--tasks", "CartSafe-v0", "--algos", "CPO"], "leave no run"),
-    ],
-)
-def test_bad_input_gets_one_line_and_status_2(flags, says, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as stop:
-        start(monkeypatch, *flags)
-    said = capsys.readouterr().err.strip()
-    assert stop.value.code == 2 and says in said and "\n" not in said
-
-
-def test_what_results_keep_of_a_run(tmp_path):
-    run = {name: [f"{number}.123456789", "nan"] for number, name in enumerate(studies.COLUMNS, 100)}
-    run.update(losses=["1", "2"], iteration=["1", "2"], global_step=["16384000", "32768000"])
-    (tmp_path / "progress.csv").write_text("\n".join(",".join(row) for row in [run, *zip(*run.values())]))
-    (tmp_path / "config.json").write_text('{"seed": 7}')
-    studies.keep(tmp_path, "SafetyBallRun-v0__SCPO__7", tmp_path / "results")
-    kept = studies.read(tmp_path / "results" / "runs" / "SafetyBallRun-v0__SCPO__7.csv")
-    assert list(kept) == list(studies.COLUMNS) and json.loads(next(tmp_path.rglob("*__7.json")).read_text()) == {"seed": 7}
-    for name, values in kept.items():
-        assert np.allclose(values, np.array(run[name], dtype=float), rtol=1e-4, equal_nan=True), name
-    assert list(kept["global_step"]) == [16384000, 32768000]
-
-
-# The table ------------------------------------------------------------------------------------------------------------------
-
-
-def curve(returns, costs):
-    length = len(returns)
-    run = {"iteration": np.arange(1, length + 1), "global_step": 32000 * np.arange(1, length + 1), "episodic_return": returns}
-    return {**run, "episodic_cost": costs, "safe_episode_rate": np.ones(length), "episodes": np.full(length, 10)}
-
-
-def test_the_table_by_hand():
-    seeds = {
-        1: curve(np.arange(1.0, 101), np.full(100, 20.0)),
-        2: curve(np.arange(1.0, 101) + 2, np.full(100, 22.0)),
-        3: curve(np.arange(1.0, 121), np.full(120, 24.0)),
-    }
-    iterations = np.arange(1, 101)
-    published = {("SafetyBallRun-v0", "CPO", "return"): (iterations, np.minimum(iterations, 50.0))}
-    (row,) = plot.table({("SafetyBallRun-v0", "CPO"): seeds}, published)
-    assert (row["iterations"], row["seeds"]) == (100, 3)  # cut to the shortest
-    assert row["return"] == pytest.approx((95.5 + 97.5 + 95.5) / 3) and row["worst_return"] == 95.5
-    assert row["cost"] == pytest.approx(22) and row["worst_cost"] == 24 and row["published_return"] == 50
-    assert row["steps_to_published_final"] == pytest.approx((50 + 48 + 50) / 3 * 32000)
-    assert row["total_cost_paid"] == pytest.approx(100 * 10 * 22) and row["beside_published"] == "ahead"
-    assert np.isnan(row["published_cost"])
-
-
-def test_minutes_to_the_published_final_return():
-    iterations = np.arange(1, 101)
-    published = {("SafetyBallRun-v0", "CPO", "return"): (iterations, np.full(100, 50.0))}
-    seeds = {seed: curve(np.arange(1.0, 101) + seed, np.full(100, 20.0)) for seed in (0, 2)}
-    (row,) = plot.table({("SafetyBallRun-v0", "CPO"): seeds}, published)
-    assert row["minutes_to_published_final"] is None  # curves kept before there was a clock in them
-    for speed, run in zip((6.0, 12.0), seeds.values()):
-        run["seconds"] = speed * iterations
-    (row,) = plot.table({("SafetyBallRun-v0", "CPO"): seeds}, published)
-    assert row["minutes_to_published_final"] == pytest.approx((50 * 6 + 48 * 12) / 2 / 60)
-    assert (
-        plot.as_markdown([row])[-1].count("|") == plot.as_markdown([row])[0].count("|") == plot.as_markdown([row])[1].count("|")
-    )
-
-
-def test_only_what_is_constrained_has_to_keep_the_limit():
-    costly = {1: curve(np.arange(1.0, 101), np.full(100, 90.0))}
-    published = {("SafetyBallRun-v0", algo, "return"): (np.arange(1, 101), np.full(100, 50.0)) for algo in ("CPO", "TRPO")}
-    trpo, cpo = plot.table({("SafetyBallRun-v0", algo): costly for algo in ("TRPO", "CPO")}, published)
-    assert trpo["steps_to_published_final"] == 50 * 32000 and trpo["beside_published"] == "ahead"
-    assert cpo["steps_to_published_final"] is None and cpo["beside_published"] == "over the limit"
-
-
-def test_the_speed_table_is_the_csvs(tmp_path):
-    (tmp_path / "speed.csv").write_text(
-        "task,script,steps_per_second,ratio,startup_seconds\nSafetyBallRun-v0,scpo_continuous.py,15907,1.00,9.1\n"
-    )
-    assert plot.speed(tmp_path / "speed.csv")[-1] == "| SafetyBallRun-v0 | scpo_continuous.py | 15,907 | 1.00 |"
-
-
-def test_verdicts():
-    assert plot.verdict(100, 90, 20, 25) == "ahead" and plot.verdict(80, 90, 20, 25) == "behind"
-    assert plot.verdict(92, 90, 27, 25) == "equal" and plot.verdict(200, 90, 28, 25) == "over the limit"
-    assert plot.verdict(-0.5, -1.0, 5, 10) == "ahead" and plot.verdict(3, np.nan, 5, 10) == "not published"
-
-
-def test_figures_that_nobody_reached_are_not_made_up():
-    (row,) = plot.table({("SafetyBallRun-v0", "CPO"): {1: curve(np.ones(100), np.ones(100))}}, {})
-    assert row["steps_to_published_final"] is None and "not reached" in plot.as_markdown([row])[-1]
-
-
-def test_the_pairs_are_those_of_one_task_and_seed():
-    better, worse = curve(np.full(100, 4.0), np.ones(100)), curve(np.full(100, 2.0), np.full(100, 3.0))
-    runs = {("SafetyBallRun-v0", "SCPO"): {1: better, 2: better, 3: better}, ("SafetyBallRun-v0", "CPO"): {1: worse, 2: worse}}
-    lines = plot.aggregate(runs)
-    assert lines[-1].startswith("| CPO | 2 | 100% | +100% | 100% |") and len(lines) == 3
-
-
-def test_committed_figures_are_made_from_the_committed_runs():
-    made = (ROOT / "results" / "campaign.md").read_text()
-    rows = plot.as_markdown(plot.table(plot.load_runs(ROOT / "results"), plot.load_published()))
-    assert "\n".join(rows) in made
-    tracked = subprocess.run(["git", "ls-files", "results/runs"], cwd=ROOT, capture_output=True, text=True).stdout.split()
-    assert not tracked or len([name for name in tracked if name.endswith(".csv")]) >= 10  # a copy without git has none
-    assert sum(path.stat().st_size for path in (ROOT / "results").rglob("*") if path.is_file()) < 5e6

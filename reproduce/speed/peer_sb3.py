@@ -1,19 +1,24 @@
-"""Peer: Stable-Baselines3's PPO on a Ball task of bullet-safety-gym as PyPI has it: the last line says "sps N".
+"""Peer: Stable-Baselines3's PPO on a Ball task: the last line says "sps N".
 
-    PYTHON benchmarks/peer_sb3.py ENV_ID ITERATIONS
+    PYTHON reproduce/speed/peer_sb3.py ENV_ID ITERATIONS
 
+ENV_ID is SafetyBallCircle-v0 and so on for our task, release/SafetyBallCircle-v0 for that of bullet-safety-gym on PyPI.
 PYTHON is that of an environment of its own:
 pip install torch==2.13.0 stable-baselines3==2.0.0 bullet-safety-gym==1.4.0 "numpy<2"
-The settings are SCPO's as far as PPO has them: 16 environments x 2,048 steps, minibatches of 64, 5 epochs, 64 x 64 networks.
+The settings are SCPO's as far as PPO has them: 16 environments x 2,048 steps, minibatches of 64, 5 epochs, networks of
+64 x 64.
 """
 
 import sys
 import time
+from pathlib import Path
 
-import bullet_safety_gym  # noqa: F401
 import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+import scpo_envs  # noqa: E402, F401
 
 env_id, iterations = sys.argv[1], int(sys.argv[2])
 torch.set_num_threads(1)

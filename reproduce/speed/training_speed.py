@@ -1,30 +1,29 @@
-"""Steps a second of training, by turns in the same minutes, one thread each: our scripts beside each other and beside peers.
+"""Steps a second of training, by turns in the same minutes, one thread each: our scripts beside each other and peers.
 
-    python benchmarks/training_speed.py [--scripts scpo_continuous.py baselines/cpo.py ...] [--tasks Circle Run Gather Reach]
-        [--peer "NAME=PYTHON benchmarks/peer_sb3.py {env_id} {iterations}"] [--csv results/speed.csv]
+    python -m reproduce.speed.training_speed [--scripts scpo_continuous.py baselines/cpo.py] [--tasks Circle Run]
+        [--peer "NAME=PYTHON reproduce/speed/peer_sb3.py {env_id} {iterations}"] [--csv results/speed.csv]
 
-PEER is any command that trains on the task {env_id} for {iterations} iterations of 32,768 steps and whose output has "sps N" in
-its last line, in an environment of its own. Ours is read from progress.csv: the time from the first step to the last log line,
-compilation excluded and printed beside it, since it is paid once a run. ratio: the first script's speed to this one's.
+PEER is any command that trains on the task {env_id} for {iterations} iterations of 32,768 steps and whose last line has
+"sps N" in it; release/{env_id} is the package's own task. Our speed is read from progress.csv: the time from the first
+step to the last log line. Start-up, with the compilation, is printed beside it, since it is paid once a run.
+ratio: the first script's speed to this one's.
 """
 
 import argparse
-import csv
-import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from reproduce import curves
 
 
 def run(command):
     """Returns the command's output; one thread."""
-    env = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, env=curves.ONE_THREAD, cwd=curves.ROOT)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     return done.stdout
@@ -33,17 +32,17 @@ def run(command):
 def ours(script, env_id, iterations):
     """Returns (steps a second of training, seconds before training)."""
     with tempfile.TemporaryDirectory() as runs_dir:
-        start = time.time()
+        start = time.perf_counter()
         flags = ["--env-id", env_id, "--total-timesteps", str(iterations * 32768), "--runs-dir", runs_dir]
         run([sys.executable, script, *flags])
-        total = time.time() - start
-        with open(next(Path(runs_dir).glob("*/progress.csv"))) as file:
-            last = list(csv.DictReader(file))[-1]
-    return int(last["global_step"]) / float(last["seconds"]), total - float(last["seconds"])
+        total = time.perf_counter() - start
+        progress = curves.read(next(Path(runs_dir).glob("*/progress.csv")))
+    seconds = progress["seconds"][-1]
+    return progress["global_step"][-1] / seconds, total - seconds
 
 
 def theirs(command, env_id):
-    out = run(command.format(env_id=env_id, iterations=1).split())
+    out = run(shlex.split(command.format(env_id=env_id, iterations=1)))
     return float(re.findall(r"sps (\d+)", out)[-1]), 0
 
 

@@ -1,17 +1,17 @@
-"""Resident memory and speed over a long run: python benchmarks/memory.py [scpo_continuous.py --env-id SafetyBallReach-v0 ...].
+"""Resident memory and speed over a long run: python -m reproduce.speed.memory [scpo_continuous.py --env-id ENV_ID ...].
 
-Starts the script, reads its resident size from /proc (Linux) whenever it has logged an iteration, and prints every fifth, the
-growth from iteration 5 to the last but one, and the speed of the last ten iterations beside that of iterations 2 to 11.
+Starts the script and reads its resident size from /proc (Linux) whenever it has logged an iteration. Prints every fifth
+size, the growth from iteration 5 to the last but one, and the speed of iterations 2 to 11 beside that of the last ten.
 """
 
-import csv
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from reproduce import curves
+
 DEFAULT = "scpo_continuous.py --env-id SafetyBallReach-v0 --seed 101 --total-timesteps 2031616".split()
 
 
@@ -25,26 +25,26 @@ def main():
     command = sys.argv[1:] or DEFAULT
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
-            [sys.executable, ROOT / command[0], *command[1:], "--runs-dir", folder], stderr=subprocess.DEVNULL
+            [sys.executable, curves.ROOT / command[0], *command[1:], "--runs-dir", folder], stderr=subprocess.DEVNULL
         )
-        sizes, rows = [], []
+        sizes, path = [], None
         while process.poll() is None:
             time.sleep(0.2)
             for path in Path(folder).glob("*/progress.csv"):
-                with open(path) as file:
-                    rows = list(csv.DictReader(file))
                 try:
-                    sizes += [resident(process.pid)] * (len(rows) - len(sizes))
+                    sizes += [resident(process.pid)] * (curves.length(path) - len(sizes))
                 except (OSError, KeyError):  # it has just ended
                     pass
+        rows = curves.read(path) if path else {}
     if process.returncode or len(sizes) < 12:
-        raise SystemExit(f"{command[0]} ended with status {process.returncode} after {len(sizes)} iterations; 12 are needed")
+        raise SystemExit(
+            f"{command[0]} ended with status {process.returncode} after {len(sizes)} iterations; 12 are needed"
+        )
     for iteration in range(5, len(sizes) + 1, 5):
         print(f"iteration {iteration:3}: {sizes[iteration - 1]:6.0f} MiB")
     # the last one is read while the process is already closing its environments
     print(f"growth from iteration 5 to {len(sizes) - 1}: {sizes[-2] / sizes[4] - 1:+.1%}")
-    seconds = [float(row["seconds"]) for row in rows]
-    steps = float(rows[0]["global_step"])
+    seconds, steps = rows["seconds"], rows["global_step"][0]
     early, late = (10 * steps / (seconds[end] - seconds[end - 10]) for end in (10, len(seconds) - 1))
     print(f"steps/s: {early:.0f} in iterations 2 to 11, {late:.0f} in the last ten")
 

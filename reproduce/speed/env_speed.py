@@ -1,6 +1,6 @@
 """Steps a second of the Ball tasks beside the package's own, one after the other in one process, with random actions.
 
-    OMP_NUM_THREADS=1 python benchmarks/env_speed.py [STEPS]
+    OMP_NUM_THREADS=1 python -m reproduce.speed.env_speed [STEPS]
 
 Both are measured without wrappers (`env.unwrapped`), resets included, three times by turns; the best of three counts.
 """

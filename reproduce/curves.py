@@ -1,0 +1,201 @@
+"""What all of reproduce/ shares: the paper's tasks and algorithms, and curves, kept and published.
+
+A kept run is results/runs/TASK__LABEL__SEED.csv, some columns of its progress.csv, and .json, its config.json. LABEL is
+an algorithm or a named run of studies.py.
+"""
+
+import csv
+import gzip
+import json
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+ONE_THREAD = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+
+class Task(NamedTuple):
+    cost_limit: float  # cost an episode may spend
+    iterations: int  # of the published runs
+
+
+TASKS = {
+    "SafetyBallCircle-v0": Task(25, 500),
+    "SafetyBallRun-v0": Task(25, 100),
+    "SafetyBallGather-v0": Task(0.2, 500),
+    "SafetyBallReach-v0": Task(10, 500),
+    "CartSafe-v0": Task(1, 150),
+}
+ALGOS = {  # name: script; on CartSafe the script is scpo_discrete.py
+    "SCPO": "scpo_continuous.py",
+    "TRPO": "baselines/trpo.py",
+    "TRPO-L": "baselines/trpo_lagrangian.py",
+    "CPO": "baselines/cpo.py",
+    "PCPO": "baselines/pcpo.py",
+    "PDO": "baselines/pdo.py",
+    "PPO": "scpo_discrete.py",
+}
+UNCONSTRAINED = ("TRPO", "PPO")
+COLUMNS = (
+    "iteration global_step episodic_return episodic_cost episodic_cost_std episodic_length safe_episode_rate episodes "
+    "seconds".split()
+)
+# What concerns the process alone, or says who made the run: all else in config.json are the run's settings
+NOT_SETTINGS = (
+    "runs_dir resume device compile step_timeout track wandb_project_name wandb_entity num_iterations "
+    "revision revisions python torch numpy gymnasium".split()
+)
+
+
+class BadFile(ValueError):
+    """A file that can't be used; its message says which and why."""
+
+
+def algos_of(task):
+    """The algorithms that the paper has on a task: its figure has no PPO, its CartSafe no other baseline."""
+    return ["SCPO", "PPO"] if task == "CartSafe-v0" else [algo for algo in ALGOS if algo != "PPO"]
+
+
+def say(*lines):
+    """Prints. Characters that the terminal lacks are escaped, and a terminal that is gone is no reason to stop."""
+    try:
+        sys.stdout.reconfigure(errors="backslashreplace")
+        print(*lines, sep="\n", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def fail(program, message):
+    """Answers bad input: one line, exit status 2."""
+    print(f"{program}: {' '.join(str(message).split())}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def read(path):
+    """Returns {column: array} of a CSV file of numbers, without a last line that was cut off."""
+    try:
+        lines = Path(path).read_text().splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadFile(f"{path} can't be read ({getattr(error, 'strerror', 'not a text file')})")
+    head, *rows = list(csv.reader(line for line in lines if line.endswith("\n"))) or [[]]
+    if not rows:
+        raise BadFile(f"{path} has no complete row")
+    try:
+        values = np.array(rows, dtype=float)
+        return dict(zip(head, values.T.reshape(len(head), -1)))
+    except ValueError:
+        raise BadFile(f"{path} isn't a table of numbers")
+
+
+def length(path):
+    """How many iterations a progress.csv or a kept curve has, 0 where there is none."""
+    try:
+        return len(read(path)["iteration"])
+    except (ValueError, KeyError):
+        return 0
+
+
+def config(path):
+    """Returns the settings of a run from its config.json."""
+    try:
+        return dict(json.loads(Path(path).read_text()))
+    except (OSError, ValueError, TypeError):
+        raise BadFile(f"{path} is missing or not a run's settings")
+
+
+def revisions(settings):
+    """All revisions of the code that took part in a run."""
+    return settings.get("revisions") or [settings.get("revision", "")]
+
+
+def differences(ours, theirs, but=()):
+    """Says in words which settings of two runs differ; None is a setting that older runs left to the script."""
+
+    def plain(value):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            return value
+
+    names = [name for name in ours if name in theirs and name not in (*NOT_SETTINGS, *but)]
+    names = [
+        name for name in names if None not in (ours[name], theirs[name]) and plain(ours[name]) != plain(theirs[name])
+    ]
+    return ", ".join(f"{name} {ours[name]}, not {theirs[name]}" for name in names)
+
+
+def keep(attempt, name, results, replace=False):
+    """Copies a run to results/runs/NAME.csv and .json, each as a whole. Returns what there is to say about it.
+
+    A kept curve of the paper's length is never replaced by a shorter one. Any other longer one, and one of other
+    settings, is with `replace` alone.
+    """
+    progress, settings = read(attempt / "progress.csv"), config(attempt / "config.json")
+    path = results / "runs" / f"{name}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = [column for column in COLUMNS if column in progress]
+    rows = [",".join(columns)]
+    for row in zip(*(progress[column] for column in columns)):
+        rows.append(",".join(f"{value:.5g}" if value < 1e5 else f"{value:.0f}" for value in row))
+    files = {path: "\n".join(rows) + "\n", path.with_suffix(".json"): json.dumps(settings, indent=2) + "\n"}
+    if path.exists() and path.read_text() == files[path]:
+        return ""
+    said, had, have = "", length(path), len(progress["iteration"])
+    if had:
+        old = config(path.with_suffix(".json"))
+        other = differences(settings, old)
+        said = f"{had} iterations of {'+'.join(revisions(old))}" + (f", other settings: {other}" if other else "")
+        full = TASKS[name.split("__")[0]].iterations
+        if had > have and (had >= full or not replace):
+            return f"{name}: its {have} iterations are not kept, {path} has {said}"
+        if other and not replace:
+            return f"{name}: not kept without --replace, {path} has {said}"
+        said = f"{name}: replaces {said}"
+    for target, text in files.items():
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        partial.write_text(text)
+        os.replace(partial, target)
+    return said
+
+
+def load(results, task, label, iterations):
+    """Returns the kept runs of a label that have `iterations`, and {seed: length} of those that don't.
+
+    The runs: {column: (seeds, iterations)}, "seed" and "revision": (seeds,); {} if there are none.
+    """
+    runs, short = [], {}
+    paths = {path.stem.split("__")[2]: path for path in (results / "runs").glob(f"{task}__{label}__*.csv")}
+    for seed in sorted((seed for seed in paths if seed.isdecimal()), key=int):
+        run = read(paths[seed])
+        missing = [column for column in COLUMNS[:-1] if column not in run]
+        if missing:
+            raise BadFile(f"{paths[seed]} has no column {missing[0]}")
+        if len(run["iteration"]) < iterations:
+            short[int(seed)] = len(run["iteration"])
+            continue
+        settings = paths[seed].with_suffix(".json")
+        made_by = "+".join(revisions(config(settings))) if settings.exists() else "unknown"
+        runs.append(
+            dict({column: run[column][:iterations] for column in COLUMNS[:-1]}, seed=int(seed), revision=made_by)
+        )
+    return {name: np.array([run[name] for run in runs]) for name in runs[0]} if runs else {}, short
+
+
+def load_published():
+    """Returns {(task, algorithm, metric): (iterations, values)}, read off the paper's figures."""
+    points = {}
+    with gzip.open(RESULTS / "published_curves.csv.gz", "rt") as file:
+        for row in csv.DictReader(file):
+            point = int(row["iteration"]), float(row["value"])
+            points.setdefault((row["env_id"], row["algo"], row["metric"]), []).append(point)
+    return {key: tuple(map(np.array, zip(*sorted(curve)))) for key, curve in points.items()}
+
+
+def last_tenth(values):
+    """Mean of the last tenth of the last axis."""
+    return values[..., -max(1, values.shape[-1] // 10) :].mean(-1)

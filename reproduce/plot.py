@@ -1,0 +1,458 @@
+"""Every figure and table in results/, from the runs kept there: python -m reproduce.plot [--results results].
+
+No row and no panel compares unequal lengths: a run that is shorter than the paper's (or than --iterations) is left out
+and listed as missing. Tables go between their marks in results/README.md, the campaign's numbers into campaign.csv.
+--measure velocity or targets first makes velocity.csv, from the checkpoints in --runs-dir, or targets.csv.
+"""
+
+import argparse
+import csv
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from scipy import stats
+
+from reproduce import curves
+from reproduce.curves import ALGOS, RESULTS, ROOT, TASKS, UNCONSTRAINED, algos_of, last_tenth, say
+from reproduce.studies import STUDIES
+
+matplotlib.use("Agg")
+matplotlib.rcParams["svg.hashsalt"] = "scpo"  # the same drawing gives the same file
+import matplotlib.pyplot as plt  # noqa: E402
+
+METRICS = {  # column: (its name among the published curves, title)
+    "episodic_return": ("return", "return"),
+    "episodic_cost": ("cost", "cost"),
+    "episodic_cost_std": ("cost_std", "cost, std over episodes"),
+    "safe_episode_rate": ("safe", "share of safe episodes"),
+}
+# Okabe and Ito's colours, told apart by the colour-blind, and line styles, told apart in grey print
+COLOURS = ("#0072B2", "#000000", "#E69F00", "#D55E00", "#CC79A7", "#009E73", "#56B4E9")
+STYLES = {algo: (colour, "-") for algo, colour in zip(ALGOS, COLOURS)}
+for study in STUDIES.values():
+    others = [label for label in study.labels if label not in ALGOS]
+    STYLES.update({label: look for label, *look in zip(others, COLOURS[2:], ("--", "-.", ":", (0, (3, 1, 1, 1))))})
+SHARE = 0.9  # of SCPO's published final return: the return that all algorithms of a task are timed to
+SMOOTH = 10  # iterations that a curve is smoothed over before it is timed, and that it has to stay at the target
+SEEDS = (1, 2, 3, 4)
+
+
+# What the tables hold -----------------------------------------------------------------------------------------------
+
+
+def load_campaign(results, cap=None):
+    """Returns {task: {algorithm: runs}} of full length, or of `cap` iterations, and lines on what is missing."""
+    groups, missing = {}, []
+    for task, (_, length) in TASKS.items():
+        iterations = min(cap or length, length)
+        for algo in algos_of(task):
+            group, short = curves.load(results, task, algo, iterations)
+            if group:
+                groups.setdefault(task, {})[algo] = group
+            unmade = [seed for seed in SEEDS if seed not in short and seed not in group.get("seed", ())]
+            said = [f"seed {seed} has {have} of {iterations} iterations" for seed, have in short.items()]
+            said += [f"not made: seed {', '.join(map(str, unmade))}"] if unmade else []
+            missing += [f"{task} {algo}: {'; '.join(said)}"] if said else []
+    return groups, missing
+
+
+def published_mean(published, task, algo, metric, iterations):
+    """Mean of a published curve over the last tenth of so many iterations; NaN where there is none."""
+    at, values = published.get((task, algo, metric), (np.array([]), np.array([])))
+    inside = values[(at > iterations - max(1, iterations // 10)) & (at <= iterations)]
+    return inside.mean() if len(inside) else np.nan
+
+
+def verdict(returns, theirs, costs, limit):
+    """Final returns and costs, one a seed, beside the published return and the limit, in words.
+
+    ahead, equal, behind: Student's t interval (95 %) of the mean return lies above, within or below 5 % around the
+    published one; unclear: it lies across. Costs that exceed the limit on average are over it, by however little.
+    """
+    returns, costs = np.atleast_1d(returns), np.atleast_1d(costs)
+    if not np.isfinite([returns, costs]).all():
+        return "no verdict"
+    if costs.mean() > limit:
+        return "over the limit"
+    if np.isnan(theirs) or len(returns) < 2:
+        return "one seed" if len(returns) < 2 else "not published"
+    half, margin = stats.t.ppf(0.975, len(returns) - 1) * stats.sem(returns), 0.05 * abs(theirs)
+    low, high = returns.mean() - theirs - half, returns.mean() - theirs + half
+    inside = -margin <= low and high <= margin
+    return "ahead" if low > margin else "behind" if high < -margin else "equal" if inside else "unclear"
+
+
+def reached(returns, costs, target, limit):
+    """The iteration at which each seed has reached the target within the limit, and stays there; NaN where none is.
+
+    returns, costs: (seeds, iterations). Both are smoothed over the SMOOTH latest iterations, and stay for SMOOTH more.
+    """
+    if returns.shape[1] < 2 * SMOOTH:
+        return np.full(len(returns), np.nan)
+    window = np.lib.stride_tricks.sliding_window_view
+    met = (window(returns, SMOOTH, 1).mean(-1) >= target) & (window(costs, SMOOTH, 1).mean(-1) <= limit)
+    stays = window(met, SMOOTH, 1).all(-1)
+    return np.where(stays.any(1), stays.argmax(1) + float(SMOOTH), np.nan)
+
+
+def at_equal_steps(groups):
+    """Returns the algorithms' runs of a task, cut to the steps that all of them have."""
+    steps = min(runs["global_step"][0, -1] for runs in groups.values())
+    return {
+        algo: {name: x[:, runs["global_step"][0] <= steps] if x.ndim == 2 else x for name, x in runs.items()}
+        for algo, runs in groups.items()
+    }
+
+
+def with_range(values):
+    return values.mean(), values.min(), values.max()
+
+
+def campaign(groups, published):
+    """Returns a dict for each (task, algorithm): its final numbers beside the published ones, and those at equal steps.
+
+    A tuple is a value with its range over the seeds, or with an interval where the name says so.
+    """
+    rows = []
+    for task, algos in groups.items():
+        limit, full = TASKS[task]
+        target, equal = SHARE * published_mean(published, task, "SCPO", "return", full), at_equal_steps(algos)
+        for algo, runs in algos.items():
+            seeds, iterations = runs["iteration"].shape
+            finals = {name: last_tenth(runs[column]) for column, (name, _) in METRICS.items()}
+            row = dict(task=task, algorithm=algo, iterations=iterations, seeds=seeds)
+            for name, values in finals.items():
+                row.update(
+                    {
+                        name: with_range(values),
+                        f"published {name}": published_mean(published, task, algo, name, iterations),
+                    }
+                )
+            row["verdict"] = verdict(
+                finals["return"], row["published return"], finals["cost"], np.inf if algo in UNCONSTRAINED else limit
+            )
+            row.update({"limit": limit, "seeds within it": f"{(finals['cost'] <= limit).sum()} of {seeds}"})
+            row["revision"] = " ".join(dict.fromkeys(runs["revision"])).replace("-dirty", "*")
+
+            runs = equal[algo]
+            returns, costs, batch = runs["episodic_return"], runs["episodic_cost"], runs["global_step"][0, 0]
+            row.update(steps=runs["global_step"][0, -1], target=target)
+            row.update({"return then": with_range(last_tenth(returns)), "cost then": with_range(last_tenth(costs))})
+            row["cost paid"] = np.nansum(costs * runs["episodes"], axis=1).mean()
+            ours = last_tenth(equal["SCPO"]["episodic_return"]) if "SCPO" in equal else []
+            if algo != "SCPO" and min(len(ours), seeds) > 1:
+                interval = stats.ttest_ind(ours, last_tenth(returns), equal_var=False).confidence_interval()
+                row["SCPO's more (95 %)"] = (ours.mean() - last_tenth(returns).mean(), interval.low, interval.high)
+            for name, allowed in (("at any cost", np.inf), ("within the limit", limit)):
+                hits = batch * reached(returns, costs, target, allowed)
+                hits = hits[np.isfinite(hits)]
+                row[f"steps {name}"] = (
+                    f"{hits.mean():,.0f} ({len(hits)} of {seeds} seeds)" if len(hits) else "not reached"
+                )
+            rows.append(row)
+    return rows
+
+
+def over_tasks(groups, published):
+    """Returns a dict for each algorithm that has four seeds on each of the figure's four tasks.
+
+    Interquartile means over tasks and seeds, and how probably a run of SCPO is the better one, averaged over the tasks;
+    each a tuple with its stratified bootstrap interval (95 %). Returns are in SCPO's published ones, costs in limits.
+    """
+    tasks = [task for task in TASKS if task != "CartSafe-v0"]
+    scores = {}  # algorithm: (returns, costs) a task
+    for task in tasks:
+        unit = published_mean(published, task, "SCPO", "return", TASKS[task].iterations)
+        for algo, runs in at_equal_steps(groups.get(task, {})).items() if task in groups else ():
+            if len(runs["seed"]) >= len(SEEDS):
+                costs = last_tenth(runs["episodic_cost"]) / TASKS[task].cost_limit
+                scores.setdefault(algo, []).append((last_tenth(runs["episodic_return"]) / unit, costs))
+    scores = {algo: [*zip(*per_task)] for algo, per_task in scores.items() if len(per_task) == len(tasks)}
+
+    def interquartile_mean(*samples):
+        return stats.trim_mean(np.concatenate(samples), 0.25)
+
+    def improvement(*samples):
+        pairs = zip(samples[: len(tasks)], samples[len(tasks) :])
+        return np.mean([(np.sign(ours[:, None] - theirs) / 2 + 0.5).mean() for ours, theirs in pairs])
+
+    def interval(statistic, *samples):
+        options = dict(vectorized=False, method="percentile", n_resamples=2000, random_state=0)
+        return (statistic(*samples), *stats.bootstrap(samples, statistic, **options).confidence_interval)
+
+    rows = []
+    for algo, (returns, costs) in scores.items():
+        row = {"algorithm": algo, "return": interval(interquartile_mean, *returns)}
+        row["cost"] = interval(interquartile_mean, *costs)
+        if algo != "SCPO" and "SCPO" in scores:
+            row["SCPO earns more"] = interval(improvement, *scores["SCPO"][0], *returns)
+            row["SCPO costs less"] = interval(improvement, *costs, *scores["SCPO"][1])
+        rows.append(row)
+    return rows
+
+
+# Tables as Markdown -------------------------------------------------------------------------------------------------
+
+SUMMARY = "task, iterations, seeds, return, published return, cost, published cost, limit, safe"
+BESIDE = "task, algorithm, seeds, return, published return, verdict, cost, published cost, limit, seeds within it, "
+BESIDE += "cost_std, published cost_std, safe, revision"
+EQUAL = "task, algorithm, seeds, steps, return then, SCPO's more (95 %), cost then, cost paid, target, "
+EQUAL += "steps at any cost, steps within the limit"
+POOLED = "algorithm, return, cost, SCPO earns more, SCPO costs less"
+
+
+def show(x):
+    """A number, or a value with its range, in as many digits as can be read."""
+    if isinstance(x, tuple):
+        return show(x[0]) + (f" ({show(x[1])} to {show(x[2])})" if x[1] < x[2] else "")
+    if isinstance(x, (str, int)) or x is None:
+        return str(x or "")
+    return "" if x != x else f"{x:.3g}" if abs(x) < 1 else f"{x:,.1f}" if abs(x) < 1e4 else f"{x:,.0f}"
+
+
+def table(names, rows):
+    """Lines of a Markdown table of what dicts hold under these names."""
+    names = names.split(", ")
+    cells = [names, ["---"] * len(names), *([show(row.get(name)) for name in names] for row in rows)]
+    return ["| " + " | ".join(line) + " |" for line in cells]
+
+
+def write_blocks(path, blocks):
+    """Puts each block {name: lines} between its marks in a Markdown file; one that has no marks yet goes to the end."""
+    text = path.read_text() if path.exists() else "# Results\n"
+    for name, lines in blocks.items():
+        begin, end = f"<!-- {name}: made by python -m reproduce.plot -->", f"<!-- end of {name} -->"
+        if begin not in text:
+            text += f"\n{begin}\n{end}\n"
+        before, after = text.split(begin)[0], text.split(end)[1]
+        text = "\n".join([before + begin, "", *lines, "", end + after])
+    path.write_text(text)
+
+
+# Figures ------------------------------------------------------------------------------------------------------------
+
+
+def thinned(x):
+    """Means of blocks of the last axis, some hundred: what can be seen, and a small file."""
+    size = max(1, x.shape[-1] // 125)
+    return x[..., : x.shape[-1] // size * size].reshape(*x.shape[:-1], -1, size).mean(-1)
+
+
+def panel(axis, task, groups, metric, published):
+    """Mean over the seeds with their range shaded, the published curve dashed, the cost limit dash-dotted."""
+    name, title = METRICS[metric]
+    for label, runs in groups.items():
+        steps, values = thinned(1e-6 * runs["global_step"][0]), thinned(runs[metric])
+        colour, line = STYLES[label]
+        look = dict(color=colour, linestyle=line, linewidth=2 if label == "SCPO" else 1.1)
+        axis.plot(steps, values.mean(0), label=f"{label.replace('_', ' ')} ({len(values)} seeds)", **look)
+        axis.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        if (task, label, name) in published:
+            at, curve = published[task, label, name]
+            shown = at <= runs["iteration"].shape[1]
+            steps = 1e-6 * runs["global_step"][0, 0] * at[shown]
+            axis.plot(thinned(steps), thinned(curve[shown]), "--", color=colour, linewidth=1, alpha=0.8)
+    axis.set_title(f"{task[:-3]}: {title}", fontsize=9)
+    axis.grid(alpha=0.3)
+    if name == "cost":
+        limit = TASKS[task].cost_limit
+        axis.axhline(limit, color="black", linestyle="-.", linewidth=0.8)
+        axis.set_yscale("symlog", linthresh=limit)
+        axis.set_ylim(bottom=0)
+    if name == "return":
+        axis.legend(fontsize=6)
+
+
+def draw(path, rows, published):
+    """A figure of panels, (task, groups, metric) each, in rows."""
+    size = (3.7 * len(rows[0]), 2.8 * len(rows) + 0.3)
+    figure, axes = plt.subplots(len(rows), len(rows[0]), figsize=size, layout="constrained", squeeze=False)
+    for axis, (task, groups, metric) in zip(axes.flat, sum(rows, [])):
+        panel(axis, task, groups, metric, published)
+    figure.supxlabel(
+        "million environment steps (mean, range of the seeds shaded; published dashed; limit dash-dotted)", fontsize=9
+    )
+    save(figure, path)
+
+
+def save(figure, path):
+    for ending in ("png", "svg"):
+        figure.savefig(f"{path}.{ending}", dpi=80, metadata={"Date": None} if ending == "svg" else None)
+    plt.close(figure)
+
+
+def measure_velocity(results, runs_dir):
+    """velocity.csv: m/s over one episode of each policy of the study "augmentation", without its noise."""
+    import evaluate
+
+    columns = {}
+    for label in STUDIES["augmentation"].labels:
+        for path in sorted(runs_dir.glob(f"SafetyBallRun-v0__{label}__*/*/last.pt")):
+            checkpoint, module = evaluate.load(path)
+            env = evaluate.make_env(module, checkpoint["args"], "SafetyBallRun-v0", render=False)
+            policy = evaluate.make_policy(checkpoint, module, env)
+            obs, _ = env.reset(seed=1)
+            over, speeds = False, []
+            while not over:
+                obs, _, _, over, _ = env.step(policy(obs, None, True))
+                speeds.append(np.hypot(*env.unwrapped.velocity[:2]))
+            columns[f"{label.replace('_', ' ')}, seed {checkpoint['args']['seed']}"] = speeds
+    if not columns:
+        curves.fail("plot.py", f"--runs-dir {runs_dir} has no checkpoint of benchmark.sh --study augmentation")
+    write_columns(results / "velocity.csv", dict(step=range(1, 251), **columns))
+
+
+def measure_targets(results):
+    """targets.csv: V^c_gamma along an episode of SafetyBallRun at full throttle, by Monte Carlo."""
+    import gymnasium as gym
+
+    import scpo_continuous as scpo
+
+    env = scpo.SafetyState(gym.make("SafetyBallRun-v0", disable_env_checker=True), cost_limit=25)
+    env.reset(seed=1)
+    safe, over = [True], False
+    while not over:
+        _, _, _, over, info = env.step(np.array([1.0, 0.0]))
+        safe.append(info["safe"])
+    f = np.array(safe, dtype=float)[:, None]  # (251, 1), of s_0 .. s_250
+    dones = np.zeros_like(f[1:])
+    dones[-1] = 1
+    columns = dict(step=range(len(dones)), f=f[:-1, 0])
+    for gamma in (0.9, 0.97, 0.99, 0.995, 1.0):
+        columns[f"gamma_{gamma}"] = scpo.safety_targets(f[:-1], f[1:], dones, gamma)[:, 0]
+    write_columns(results / "targets.csv", columns)
+
+
+def write_columns(path, columns):
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([f"{x:.6g}" for x in row] for row in zip(*columns.values()))
+
+
+def draw_velocity(results):
+    data = curves.read(results / "velocity.csv")
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained", sharey=True)
+    for axis, label in zip(axes, ("SCPO", "not augmented")):
+        names = [name for name in data if name.startswith(f"{label}, ")]
+        for name, colour, line in zip(names, COLOURS, ("-", "--", "-.", ":")):
+            axis.plot(data["step"] / 60, data[name], linestyle=line, color=colour, label=name.split(", ")[1])
+        axis.axhline(2.5, color="black", linestyle="-.", linewidth=0.8, label="costs above")
+        axis.set(title=label, xlabel="s", ylabel="m/s")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    save(figure, results / "velocity")
+
+
+def draw_targets(results):
+    """f and V^c_gamma along the episode, and the weights that both surrogates give to the policy's gradient."""
+    data = curves.read(results / "targets.csv")
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+    axes[0].step(data["step"], data["f"], where="post", color="black")
+    axes[0].set(title="f(s_t), full throttle on SafetyBallRun", xlabel="t")
+    for name, colour, line in zip(list(data)[2:], COLOURS, ("-", "--", "-.", ":", (0, (3, 1, 1, 1)))):
+        axes[1].plot(data["step"], data[name], linestyle=line, color=colour, label=name.replace("_", " = "))
+    axes[1].set(title="V^c_gamma(s_t)", xlabel="t")
+    probability = np.linspace(0.05, 1, 200)
+    for start, colour in zip((0.2, 0.5, 0.8), COLOURS):
+        axes[2].axhline(1 / start, color=colour, linestyle="--", label=f"L1, pi_0 = {start}")
+        axes[2].plot(probability, start / probability**2, color=colour, label=f"L2, pi_0 = {start}")
+    axes[2].set(title="weight of grad pi: 1/pi_0 and pi_0/pi^2", xlabel="pi", yscale="log")
+    for axis in axes[1:]:
+        axis.legend(fontsize=8)
+    save(figure, results / "targets")
+
+
+# All of it ----------------------------------------------------------------------------------------------------------
+
+
+def make(results, cap):
+    """Draws the figures, writes campaign.csv and the tables, and returns the tables' lines by name."""
+    published = curves.load_published()
+    groups, missing = load_campaign(results, cap)
+    rows = campaign(groups, published)
+    pooled = over_tasks(groups, published)
+    blocks = {
+        "beside the published curves": table(BESIDE, rows),
+        "at equal steps": table(EQUAL, rows),
+        "over the tasks": table(POOLED, pooled)
+        if pooled
+        else ["No algorithm has four full-length seeds on each task yet."],
+        "missing": [f"- {line}" for line in missing] or ["Nothing: four seeds of every algorithm at full length."],
+    }
+    if rows:
+        write_csv(results / "campaign.csv", rows)
+        draw(results / "campaign", [[(task, algos, m) for m in METRICS] for task, algos in groups.items()], published)
+        ours = {task: {"SCPO": algos["SCPO"]} for task, algos in groups.items() if "SCPO" in algos}
+        if ours:
+            metrics = ("episodic_return", "episodic_cost")
+            draw(results / "scpo", [[(task, algos, m) for task, algos in ours.items()] for m in metrics], published)
+    for name, study in STUDIES.items():
+        iterations = min(cap or study.iterations, study.iterations)
+        labels = {label: curves.load(results, study.task, label, iterations)[0] for label in study.labels}
+        if all(labels.values()):
+            draw(results / name, [[(study.task, labels, metric) for metric in METRICS]], published)
+            finals = {name: column for column, (name, _) in METRICS.items() if name != "cost_std"}
+            study_rows = [
+                dict(
+                    {n: with_range(last_tenth(runs[c])) for n, c in finals.items()}, run=label, seeds=len(runs["seed"])
+                )
+                for label, runs in labels.items()
+            ]
+            blocks[name] = table("run, seeds, return, cost, safe", study_rows)
+    for name, figure in (("velocity", draw_velocity), ("targets", draw_targets)):
+        if (results / f"{name}.csv").exists():
+            figure(results)
+    if (results / "speed.csv").exists():
+        with open(results / "speed.csv") as file:
+            blocks["speed"] = table("task, script, steps_per_second, ratio", csv.DictReader(file))
+    write_blocks(results / "README.md", blocks)
+    if results.resolve() == RESULTS:
+        write_blocks(
+            ROOT / "README.md", {"summary": table(SUMMARY, [row for row in rows if row["algorithm"] == "SCPO"])}
+        )
+    return blocks
+
+
+def write_csv(path, rows):
+    """The rows in full, a tuple as three columns."""
+    flat = []
+    for row in rows:
+        flat.append({})
+        for name, x in row.items():
+            parts = zip((name, f"{name} low", f"{name} high"), x if isinstance(x, tuple) else (x,))
+            flat[-1].update({part: f"{x:.6g}" if isinstance(x, float) else x for part, x in parts})
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)
+
+
+def main(argv=None):
+    wide = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="plot.py", description=__doc__, formatter_class=wide)
+    parser.error = lambda message: curves.fail("plot.py", message.replace("argument ", ""))
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that has runs/TASK__ALGO__SEED.csv")
+    parser.add_argument("--iterations", type=int, help="compare so many first iterations instead of full-length runs")
+    parser.add_argument("--measure", choices=("velocity", "targets"), help="make this CSV anew first")
+    parser.add_argument("--runs-dir", type=Path, default=ROOT / "runs/benchmark", help="for --measure velocity")
+    args = parser.parse_args(argv)
+    if args.iterations is not None and args.iterations < 1:
+        curves.fail("plot.py", f"--iterations is {args.iterations}, but must be at least 1")
+    if not list(args.results.glob("runs/*__*__*.csv")):
+        curves.fail("plot.py", f"--results {args.results} has no runs/TASK__ALGO__SEED.csv")
+    try:
+        if args.measure == "targets":
+            measure_targets(args.results)
+        if args.measure == "velocity":
+            measure_velocity(args.results, args.runs_dir)
+        blocks = make(args.results, args.iterations)
+    except (curves.BadFile, OSError) as error:
+        curves.fail("plot.py", error)
+    for name, lines in blocks.items():
+        say(f"\n{name}", *lines)
+
+
+if __name__ == "__main__":
+    main()

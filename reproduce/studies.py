@@ -1,0 +1,46 @@
+"""Named runs and their settings, and the studies, which set runs of one task beside each other.
+
+bash benchmark.sh --study NAME makes the runs of a study, python -m reproduce.plot its figure and table.
+"""
+
+from typing import NamedTuple
+
+
+class Study(NamedTuple):
+    about: str
+    task: str
+    iterations: int  # that the runs are compared at
+    seeds: int
+    labels: tuple  # SCPO and PPO are the campaign's own runs
+
+
+SETTINGS = {  # label: what it changes of the script's defaults
+    "PPO": dict(k=0, beta=0),
+    "not_augmented": dict(augment_state=False),
+    "L2": dict(surrogate="l2"),
+    "Monte_Carlo": dict(safety_estimator="mc"),
+    "one_step": dict(safety_estimator="one-step"),
+    "lambda_0.95": dict(safety_estimator=0.95),
+    # with Reach's settings, for the scripts know the task under its own name alone
+    "slow_box": dict(env_id="SafetyBallReachSlowBox-v0", cost_limit=10, k=4, beta=0, reward_bias=0.1, ent_coef=0.01),
+}
+STUDIES = {
+    "cartsafe": Study("SCPO and PPO on CartSafe", "CartSafe-v0", 150, 4, ("SCPO", "PPO")),
+    "augmentation": Study(
+        "the cost spent as part of the state, or not", "SafetyBallRun-v0", 100, 4, ("SCPO", "not_augmented")
+    ),
+    "estimators": Study(
+        "surrogate L1 or L2, and how Q^c is estimated",
+        "SafetyBallCircle-v0",
+        100,
+        3,
+        ("SCPO", "L2", "Monte_Carlo", "one_step", "lambda_0.95"),
+    ),
+    "box": Study(
+        "Reach's box in simulated time, or as slow as in the published runs",
+        "SafetyBallReach-v0",
+        60,
+        2,
+        ("SCPO", "slow_box"),
+    ),
+}
