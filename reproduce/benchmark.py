@@ -57,7 +57,8 @@ class Run:
         words = []
         for name, value in self.settings.items():
             flag = name.replace("_", "-")
-            words += [f"--no-{flag}"] if value is False else [f"--{flag}", str(value)]
+            values = value if isinstance(value, list) else [value]
+            words += [f"--no-{flag}"] if value is False else [f"--{flag}", *map(str, values)]
         return words
 
     def command(self):

@@ -47,8 +47,8 @@ COLUMNS = (
 )
 # What concerns the process alone, or says who made the run: all else in config.json are the run's settings
 NOT_SETTINGS = (
-    "runs_dir resume device compile step_timeout track wandb_project_name wandb_entity num_iterations "
-    "revision revisions python torch numpy gymnasium".split()
+    "runs_dir resume device compile step_timeout iteration_timeout min_safe_rate track wandb_project_name wandb_entity "
+    "num_iterations revision revisions python torch numpy gymnasium".split()
 )
 
 

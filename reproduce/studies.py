@@ -18,9 +18,9 @@ SETTINGS = {  # label: what it changes of the script's defaults
     "PPO": dict(k=0, beta=0),
     "not_augmented": dict(augment_state=False),
     "L2": dict(surrogate="l2"),
-    "Monte_Carlo": dict(safety_estimator="mc"),
-    "one_step": dict(safety_estimator="one-step"),
-    "lambda_0.95": dict(safety_estimator=0.95),
+    "Monte_Carlo": dict(safety_lambdas=[1.0]),
+    "one_step": dict(safety_lambdas=[0.0]),
+    "lambda_0.95": dict(safety_lambdas=[0.95]),
     # with Reach's settings, for the scripts know the task under its own name alone
     "slow_box": dict(env_id="SafetyBallReachSlowBox-v0", cost_limit=10, k=4, beta=0, reward_bias=0.1, ent_coef=0.01),
 }

@@ -1,45 +1,87 @@
-"""The documentation's links and flags exist."""
+"""The documentation's links, commands, flags and test names exist."""
 
+import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-import scpo_continuous
+import scpo_run
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", "results/README.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+COMMAND = re.compile(r"(?:python|bash) (-m [\w.]+|[\w/{},]+\.(?:py|sh))((?:(?!`|\n|#|&&).)*)")
+
+
+def commands():
+    """(page, script, flags) of each command in the pages."""
+    for page in PAGES:
+        for script, rest in COMMAND.findall((ROOT / page).read_text()):
+            yield page, script, re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest)
+
+
+def flags_of(script):
+    """The flags that a script takes, as `--help` or its dataclass tells them."""
+    path = ROOT / script
+    if path.suffix == ".py" and (
+        path.parent.name == "baselines" or path.name in ("scpo_continuous.py", "scpo_discrete.py")
+    ):
+        module = importlib.import_module(script[:-3].replace("/", "."))
+        names = [*module.Args.__dataclass_fields__, *scpo_run.RunArgs.__dataclass_fields__]
+        flags = {f"--{name.replace('_', '-')}" for name in names}
+        return flags | {flag.replace("--", "--no-", 1) for flag in flags} | {"--help"}
+    command = {"benchmark.sh": ["-m", "reproduce.benchmark"]}.get(script, script.split())
+    told = subprocess.run([sys.executable, *command, "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert told.returncode == 0, (script, told.stderr)
+    return set(re.findall(r"--[a-z][a-z-]*", told.stdout))
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     text = (ROOT / page).read_text()
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
-        if not target.startswith("http"):
-            assert (ROOT / page).parent.joinpath(target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#]*)(#[^)]*)?\)", text):
+        if target.startswith("http"):
+            continue
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", path.read_text(), re.M)
+            anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert anchor[1:] in anchors, (target, anchor)
 
 
-def test_line_numbers_are_those_of_the_functions():
-    source = (ROOT / "scpo_continuous.py").read_text().splitlines()
-    links = re.findall(r"\[`([\w.]+)`\]\(\.\./scpo_continuous\.py#L(\d+)\)", (ROOT / "docs/scpo.md").read_text())
-    assert len(links) >= 8
-    for name, line in links:
-        assert re.match(rf"\s*(def|class) {name.split('.')[-1]}\b", source[int(line) - 1]), (name, line)
+def test_commands_name_real_scripts_and_flags():
+    found = [command for command in commands() if not command[1].startswith(("-m pip", "-m venv"))]
+    assert len(found) > 20
+    known = {}
+    for page, script, flags in found:
+        for one in re.sub(r"\{.*\}", "cpo", script).split(","):
+            path = ROOT / (one[3:].replace(".", "/") + ".py" if one.startswith("-m ") else one)
+            assert path.is_file(), (page, one)
+            if flags:
+                known[one] = known.get(one) or flags_of(one)
+                assert set(flags) <= known[one], (page, script, set(flags) - known[one])
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_name_real_flags(page):
-    for flag in re.findall(r"scpo_\w+\.py [^`\n]*?(--[a-z-]+)", (ROOT / page).read_text()):
-        name = flag.replace("--no-", "--")[2:].replace("-", "_")  # a switch has a --no- form
-        assert hasattr(scpo_continuous.Args(), name) or flag == "--help", flag
+def test_functions_that_pages_name_exist(page):
+    """`name` in a table of equations is a function or class of scpo_continuous.py."""
+    source = (ROOT / "scpo_continuous.py").read_text()
+    for row in re.findall(r"^\| [^|]* \| ((?:`[\w.]+`(?:, )?)+) \|", (ROOT / page).read_text(), re.M):
+        for name in re.findall(r"`([\w.]+)`", row):
+            if page == "docs/scpo.md" and not name.startswith(("test_", "charts")):
+                assert re.search(rf"\b(def|class) {name.split('.')[-1]}\b", source), name
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_no_placeholder_is_left(page):
-    assert not re.search(r"[A-Z]_(TABLE|SECTION)\b|TODO", (ROOT / page).read_text())
+    assert not re.search(r"[A-Z]_(TABLE|SECTION)\b|TODO|XXX", (ROOT / page).read_text())
 
 
 def test_the_tests_that_docs_name_exist():
     named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", (ROOT / page).read_text())}
-    defined = {name for path in (ROOT / "tests").glob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
+    sources = [path.read_text() for path in (ROOT / "tests").glob("test_*.py")]
+    defined = {name for source in sources for name in re.findall(r"def (test_\w+)", source)}
     assert named and named <= defined, named - defined

@@ -112,7 +112,7 @@ def test_safety_target_by_hand():
 
 
 @pytest.mark.parametrize("gamma", [0.9, 0.995, 1.0])
-def test_safety_target_are_the_closed_form_with_the_missing_term(gamma):
+def test_safety_target_is_the_closed_form_with_the_missing_term(gamma):
     rng = np.random.default_rng(1)
     for first_unsafe in range(1, 9):
         f = (np.arange(9) < first_unsafe).astype(float)  # of s_0 .. s_8; a_7 is the last action
