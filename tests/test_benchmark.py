@@ -107,9 +107,9 @@ def commands(capsys, *flags):
 
 
 def refused(capsys, *flags):
-    """Returns the one line that a command is refused with."""
+    """Returns the one line that a command is refused with, before anything is made."""
     with pytest.raises(SystemExit) as stop:
-        benchmark.main([*map(str, flags)])
+        benchmark.main([*map(str, flags), *(["--dry-run"] if "--engine" not in flags else [])])
     said = capsys.readouterr()
     assert stop.value.code == 2 and said.err.count("\n") == 1 and not said.out
     return said.err
@@ -346,7 +346,7 @@ def test_a_signal_stops_gently_and_the_next_call_goes_on(project, number):
 
 
 def test_a_second_signal_ends_it_at_once(project):
-    process = launch(project, "--tasks", "CartSafe-v0", "--algos", "SCPO", "--jobs", "1", STUB_PACE=50)
+    process = launch(project, "--tasks", "CartSafe-v0", "--algos", "SCPO", "--jobs", "1", STUB_PACE=100)
     wait_for(lambda: list(project.glob("runs/*/*/*/last.pt")))
     for _ in range(2):
         process.send_signal(signal.SIGINT)
@@ -357,10 +357,10 @@ def test_a_second_signal_ends_it_at_once(project):
 
 def test_a_signal_during_the_measurement_ends_it_too(project):
     measure = "from reproduce import benchmark; benchmark.main()"
-    process = launch(project, "--tasks", "CartSafe-v0", "--algos", "SCPO", code=measure, STUB_PACE=50)
+    process = launch(project, "--tasks", "CartSafe-v0", "--algos", "SCPO", code=measure, STUB_PACE=100)
     wait_for(lambda: "Measuring" in process.stdout.readline())
     time.sleep(3)
-    for _ in range(2):  # the stub is in mid-iteration for 50 seconds
+    for _ in range(2):  # the stub is in mid-iteration for 100 seconds, finish waits for 60
         process.send_signal(signal.SIGINT)
         time.sleep(0.6)
     status, said = finish(process)
