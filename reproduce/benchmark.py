@@ -248,6 +248,18 @@ def keep(run, args):
     return ""
 
 
+def folder(flag, given, default):
+    """Returns the folder that a flag names; it needn't be there yet."""
+    path = Path(default if given is None else given).absolute()
+    try:
+        possible = given != "" and all(place.is_dir() or not place.exists() for place in (path, *path.parents))
+    except OSError:  # too long a name, no right to look
+        possible = False
+    if not possible:
+        fail(f"{flag} is {given!r}, but must be a folder")
+    return path
+
+
 def parse(argv=None):
     """Returns the flags and the runs that they choose."""
     wide = argparse.RawDescriptionHelpFormatter
@@ -267,15 +279,9 @@ def parse(argv=None):
     add("--hours", type=int, default=24, help="Slurm's time limit for a run, which is resumed when submitted again")
     add("--runs-dir", help="default: runs/benchmark")
     add("--results", help="folder for curves, figures and tables (default: results)")
-    add(
-        "--replace",
-        action="store_true",
-        help="replace kept curves of other settings, and shorter ones by longer; says which",
-    )
+    add("--replace", action="store_true", help="keep runs in place of those of other settings, and of unfinished ones")
     add("--any-revision", action="store_true", help="count and resume runs that another revision's code has made")
-    add(
-        "--one", type=int, help=argparse.SUPPRESS
-    )  # a task of Slurm's array: this run of the list, no measurement, no figure
+    add("--one", type=int, help=argparse.SUPPRESS)  # a task of Slurm's array: the run of this index, and no figures
     args = parser.parse_args(argv)
     if args.study and (args.tasks or args.algos or args.quick):
         fail("--study has runs of its own: leave out --tasks, --algos and --quick")
@@ -288,16 +294,13 @@ def parse(argv=None):
     args.seeds = list(dict.fromkeys(seeds))[: 1 if args.quick else None]
     args.tasks, args.algos = (list(dict.fromkeys(x)) for x in (args.tasks or TASKS, args.algos or ALGOS))
     args.iterations = args.iterations or (2 if args.quick else None)
-    for name, default in (("runs_dir", ROOT / "runs/benchmark"), ("results", ROOT / "results")):
-        given = getattr(args, name)
-        default = ROOT / "runs/quick" / ("" if name == "runs_dir" else name) if args.quick else default
-        path = Path(default if given is None else given).absolute()
-        if given == "" or any(place.exists() and not place.is_dir() for place in (path, *path.parents)):
-            fail(f"--{name.replace('_', '-')} is {given!r}, but must be a folder")
-        setattr(args, name, path)
+    scratch = ROOT / "runs" / "quick"
+    args.runs_dir = folder("--runs-dir", args.runs_dir, scratch if args.quick else ROOT / "runs" / "benchmark")
+    args.results = folder("--results", args.results, scratch / "results" if args.quick else ROOT / "results")
     runs = chosen(args)
     if not runs:
         fail("--tasks and --algos leave no run: PPO is made on CartSafe-v0 alone, the baselines on all other tasks")
+    args.jobs = min(args.jobs, len(runs))
     return args, runs
 
 

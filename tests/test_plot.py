@@ -4,10 +4,13 @@ import csv
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from reproduce import curves, plot
 from reproduce.studies import STUDIES
@@ -370,3 +373,34 @@ def test_every_study_has_all_its_runs():
         for label in study.labels:
             runs, _ = curves.load(ROOT / "results", study.task, label, study.iterations)
             assert len(runs["seed"]) >= study.seeds, label
+
+
+def test_the_targets_are_measured_with_todays_code(tmp_path):
+    plot.measure_targets(tmp_path)
+    measured, kept = (curves.read(folder / "targets.csv") for folder in (tmp_path, ROOT / "results"))
+    assert list(measured) == list(kept) and len(measured["step"]) == 250
+    for name, values in kept.items():
+        assert np.allclose(measured[name], values, atol=2e-6), name
+
+
+def test_the_velocity_is_that_of_the_saved_policies(tmp_path, capsys):
+    where = ["--results", str(tmp_path), "--measure", "velocity", "--runs-dir", str(tmp_path)]
+    write_run(tmp_path, f"{RUN}__SCPO__1", 1)
+    with pytest.raises(SystemExit) as stop:
+        plot.main(where)
+    assert stop.value.code == 2 and "has no checkpoint of benchmark.sh --study augmentation" in capsys.readouterr().err
+    command = (
+        f"scpo_continuous.py --env-id {RUN} --seed 3 --num-envs 1 --num-steps 250 --minibatch-size 50 --no-compile"
+    )
+    command += f" --total-timesteps 250 --runs-dir {tmp_path}/{RUN}__SCPO__3"
+    subprocess.run([sys.executable, *command.split()], cwd=ROOT, check=True, capture_output=True)
+    (last,) = tmp_path.glob("*__SCPO__3/*/last.pt")
+    checkpoint = torch.load(last, weights_only=True)
+    biases = [x for name, x in checkpoint["agent"].items() if name.startswith("actor") and name.endswith("bias")]
+    biases[-1][:] = torch.tensor([1.0, 0.0])  # full throttle along x
+    torch.save(checkpoint, last)
+    plot.measure_velocity(tmp_path, tmp_path)
+    measured = curves.read(tmp_path / "velocity.csv")
+    assert list(measured) == ["step", "SCPO, seed 3"] and len(measured["step"]) == 250
+    speeds = measured["SCPO, seed 3"]
+    assert speeds[0] < 0.5 and speeds[-1] > 2.5 and np.diff(speeds).min() > -1e-3  # from rest, ever faster
