@@ -52,7 +52,7 @@ def load(path, script=None, env_id=None):
     """
     path = Path(path) / "last.pt" if Path(path).is_dir() else Path(path)
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = dict(torch.load(path, map_location="cpu", weights_only=True))
         args, weights, name = checkpoint["args"], checkpoint["agent"], Path(checkpoint["script"]).name
         task = [args[name] for name in ("env_id", "cost_limit", "augment_state")]
         int(args["seed"]), int(checkpoint["iteration"]), weights.items()
@@ -90,6 +90,7 @@ def play(env, policy, seed, mode, max_steps):
     """
     # the task draws from `seed` itself; the seed's child gives a stream that is independent of it
     rng = None if mode == "deterministic" else np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
+    np.random.seed(seed)  # noqa: NPY002  some tasks draw from the global generator
     step = 0
     try:
         obs, _ = env.reset(seed=seed)

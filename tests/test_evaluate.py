@@ -41,6 +41,8 @@ class Variant(Toy):
 
     def reset(self, *, seed=None, options=None):
         self.resets = getattr(self, "resets", 0) + 1
+        if self.fault == "global":
+            self.total = -np.random.randint(9)  # noqa: NPY002
         if self.fault == "reset" and self.resets == 4:
             raise RuntimeError("the door\nis shut")
         return super().reset(seed=seed)
@@ -48,6 +50,8 @@ class Variant(Toy):
     def step(self, action):
         self.seen.append(action)
         obs, reward, terminated, truncated, info = super().step(np.zeros(2))
+        if self.fault == "global":
+            reward = self.total
         if self.fault == "nan" and self.total > 30:
             obs = obs * np.nan
         return (
@@ -71,6 +75,7 @@ for name, kwargs in dict(
     Integers=dict(low=0, high=np.int64(10)),
     Six=dict(fault="six"),
     Shut=dict(fault="reset"),
+    Global=dict(fault="global"),
     Blank=dict(fault="nan"),
     Undrawn=dict(picture="no"),
     Hidden=dict(picture="none"),
@@ -304,6 +309,11 @@ def test_a_new_process_elsewhere_gives_the_same_answer(runs, capsys, tmp_path):
     with process(tmp_path, runs["scpo_discrete"], "--episodes", 20) as other:
         assert other.communicate() == (told.out, "") and other.returncode == 0
     assert told.err == "" and max(map(len, told.out.splitlines())) <= 100
+
+
+def test_tasks_that_draw_from_the_global_generator_give_the_same_answer_too(runs, capsys):
+    argv = [runs["scpo_continuous"], "--env-id", "Global-v0", "--episodes", 3]
+    assert judged(capsys, *argv) == judged(capsys, *argv)
 
 
 def test_a_closed_pipe_is_no_error(runs, tmp_path):
