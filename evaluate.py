@@ -1,208 +1,206 @@
-"""Judges a saved policy: python evaluate.py runs/NAME [--episodes 100] [--deterministic | --stochastic | --both].
+"""Judges a saved policy: python evaluate.py runs/NAME [--episodes 100] [--deterministic | --stochastic].
 
-Rebuilds the task and the policy from the run's checkpoint alone and plays whole episodes, each from its own seed, so that the
-same command gives the same answer. Prints return, cost, length and the share of safe episodes, each with its 95 % bootstrap
-interval, and the worst episode. --json prints the same as JSON; --video FILE.mp4 films an episode of each mode, with the cost
-spent so far and the limit drawn in (pip install imageio imageio-ffmpeg).
+Rebuilds the task and the policy from the run's checkpoint and plays whole episodes, each with its own seed. The same
+command gives the same answer. Prints the mean return, cost, length and share of safe episodes, and the worst episode.
+Intervals are at 95 %: the exact binomial one for the share, the percentile bootstrap for the rest. With fewer than 20
+episodes the bootstrap's is too narrow, and then the mean stands alone, as it does where all episodes are alike.
+
+In your own Python: `env, policy, checkpoint = evaluate.load("runs/NAME")`, then `action = policy(obs)`.
 """
 
-import argparse
-import importlib.util
 import json
+import runpy
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Optional
 
 import gymnasium as gym
 import numpy as np
 import torch
-from torch import nn
+from scipy import stats
+from tqdm import tqdm
+from tyro import conf
+
+from scpo_run import check, parse, say
 
 ROOT = Path(__file__).parent
 METRICS = ("return", "cost", "length", "safe")
+MODES = ("deterministic", "stochastic")
 
 
-def fail(message):
-    """Answers bad input: one line, exit status 2."""
-    print(f"evaluate.py: {message}", file=sys.stderr)
-    raise SystemExit(2)
+@dataclass
+class Args:
+    run: Annotated[str, conf.Positional, conf.arg(metavar="RUN")]  # runs/NAME or a checkpoint in it, runs/NAME/last.pt
+    episodes: int = 100  # episodes in each mode
+    deterministic: bool = False  # the mean or likeliest action alone, instead of both modes
+    stochastic: bool = False  # actions drawn as in training alone, instead of both modes
+    env_id: Optional[str] = None  # another task with the same observations and actions
+    script: Optional[str] = None  # the file that made RUN, if it was renamed or copied
+    seed: int = 10_000  # of the first episode; the next ones count up
+    max_steps: int = 10_000  # an episode must end within as many
+    json: bool = False  # print JSON
+    video: Optional[str] = None  # FILE.mp4, for a film of an episode in each mode (pip install imageio imageio-ffmpeg)
 
 
-def load(path):
-    """Returns the checkpoint in `path`, a file or a run's folder (its last.pt), and the module of the script that wrote it."""
+def load(path, script=None, env_id=None):
+    """Returns the task of a run, its policy and the content of its checkpoint, a dict.
+
+    path: a run's folder (for its last.pt) or a checkpoint. script: the file that made it, if it isn't beside this one
+    or in baselines/. env_id: another task with the same observations and actions. The task is wrapped as in training.
+    `policy(obs)` returns the mean or likeliest action, `policy(obs, rng)` a sample. Raises ValueError, which says why.
+    """
     path = Path(path) / "last.pt" if Path(path).is_dir() else Path(path)
-    if not path.is_file():
-        fail(f"RUN: there is no {path}; give a run's folder or a checkpoint, runs/NAME or runs/NAME/best_safe.pt")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        script = Path(checkpoint["script"]).name
-        checkpoint["agent"], checkpoint["args"]["env_id"]
-    except Exception:
-        fail(f"RUN: {path} is truncated or not a checkpoint of ours")
-    source = next((folder / script for folder in (ROOT, ROOT / "baselines") if (folder / script).is_file()), None)
-    if source is None:
-        fail(f"RUN: {path} was made by {script}, which isn't here")
-    spec = importlib.util.spec_from_file_location(source.stem, source)
-    module = sys.modules[source.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return checkpoint, module
-
-
-def make_env(module, args, env_id, render):
-    """The run's wrapped task, or another of the same spaces; one that draws itself if it is to be filmed."""
-    env = module.make_env(env_id, args["cost_limit"], args["augment_state"])
-    if render:
-        env.close()
-        try:
-            env = gym.make(env_id, disable_env_checker=True, render_mode="rgb_array")
-        except Exception as error:
-            fail(f"--video: {env_id} doesn't draw itself ({error})")
-        env = module.SafetyState(env, args["cost_limit"], args["augment_state"])
-    return env
-
-
-def make_policy(checkpoint, module, env):
-    """Returns the policy as a function of an observation (n,), a generator and `deterministic`, to an action of the task."""
-    actor_inputs = next(x for name, x in checkpoint["agent"].items() if name.startswith("actor") and x.ndim == 2).shape[1]
-    if env.observation_space.shape[0] != actor_inputs:
-        fail(f"--env-id: observations have {env.observation_space.shape[0]} numbers, but the policy takes {actor_inputs}")
-    space = env.action_space
-    is_box = isinstance(space, gym.spaces.Box)
-    if module.__name__.startswith("scpo_"):
-        choices = None if is_box else np.ravel(getattr(space, "nvec", getattr(space, "n", 0))).tolist()
-        agent = module.Agent(actor_inputs, int(np.prod(space.shape)) if is_box else choices)
-    else:
-        agent = module.Agent(actor_inputs, space)
+        checkpoint = dict(torch.load(path, map_location="cpu", weights_only=True))
+        args, weights, name = checkpoint["args"], checkpoint["agent"], Path(checkpoint["script"]).name
+        task = [args[name] for name in ("env_id", "cost_limit", "augment_state")]
+        int(args["seed"]), int(checkpoint["iteration"]), weights.items()
+    except Exception as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else "damaged, or not a checkpoint of ours"
+        raise ValueError(f"RUN: {path}: {getattr(error, 'strerror', None) or reason}") from error
+    source = ROOT / name if (ROOT / name).is_file() else ROOT / "baselines" / name
+    source = source if script is None else Path(script)
     try:
-        agent.load_state_dict({name: checkpoint["agent"][name] for name in agent.state_dict()})
-    except (KeyError, RuntimeError):
-        fail(f"--env-id: the policy's actions aren't those of the task, {space}")
-    agent.requires_grad_(False)
-    sample = module.sampler(agent)
-    layers = [
-        layer for layer in (agent.actor_mean if hasattr(agent, "actor_mean") else agent.actor) if isinstance(layer, nn.Linear)
-    ]
-    num_outputs = layers[-1].out_features
+        module = runpy.run_path(str(source))
+        make_env, Agent, numpy_policy = module["make_env"], module["Agent"], module["numpy_policy"]
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"--script must name the file that made {path}; {source} won't do: {error!r}") from error
+    env = make_env(task[0] if env_id is None else env_id, *task[1:])
+    agent = Agent(env.observation_space.shape[0], env.action_space).requires_grad_(False)
+    try:
+        agent.load_state_dict(weights)
+    except Exception as error:
+        raise ValueError(f"{path} doesn't fit {env.spec.id} and {source.name}: {error}") from error
+    if not all(torch.isfinite(x).all() for x in agent.state_dict().values()):
+        raise ValueError(f"RUN: {path}: its weights are NaN or infinite")
+    act = numpy_policy(agent)
 
-    def policy(obs, rng, deterministic):
-        noise = np.zeros((1, num_outputs), dtype=np.float32)
-        if not deterministic:
-            noise = (rng.standard_normal(noise.shape) if is_box else rng.gumbel(size=noise.shape)).astype(np.float32)
-        action = sample(obs[None], noise)[0]
-        if is_box:
-            return np.clip(action.reshape(space.shape), space.low, space.high)
-        return action.reshape(space.shape).astype(np.int64) + getattr(space, "start", 0)
+    def policy(obs, rng=None):
+        noise = np.zeros((1, agent.noise_dim), dtype=np.float32) if rng is None else agent.sample_noise(rng, 1)
+        return agent.to_env(act(obs[None], noise))[0]
 
-    return policy
-
-
-def play(env, policy, seed, deterministic, frames=None):
-    """Plays one episode; returns its return, cost, length and whether it was safe. Appends (image, cost so far) to `frames`."""
-    rng = np.random.default_rng(seed)
-    obs, _ = env.reset(seed=seed)
-    spent, over, info = 0.0, False, {}
-    while not over:
-        if frames is not None:
-            frames.append((env.render(), spent))
-        obs, _, terminated, truncated, info = env.step(policy(obs, rng, deterministic))
-        spent += info["cost"]
-        over = terminated or truncated
-    return {**info["episode"], "safe": float(info["safe"])}
+    return env, policy, checkpoint
 
 
-def bootstrap(values, statistic=np.mean, samples=10_000, seed=0):
-    """95 % percentile bootstrap interval of a statistic of `values` (n, ...), resampled along the first axis: two (...)."""
-    values = np.asarray(values, dtype=float)
-    rng = np.random.default_rng(seed)
-    picks = rng.integers(len(values), size=(samples, len(values)))
-    return tuple(np.percentile([statistic(values[pick], axis=0) for pick in picks], [2.5, 97.5], axis=0))
+def play(env, policy, seed, mode, max_steps):
+    """Plays an episode and yields the `info` of each step. The last one has "episode", the episode's return and so on.
+
+    Raises ValueError if the task fails, anything is NaN, or the episode hasn't ended after max_steps.
+    """
+    # the task draws from `seed` itself; the seed's child gives a stream that is independent of it
+    rng = None if mode == "deterministic" else np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
+    np.random.seed(seed)  # noqa: NPY002  some tasks draw from the global generator
+    step = 0
+    try:
+        obs, _ = env.reset(seed=seed)
+        for step in range(1, max_steps + 1):
+            action = policy(obs, rng)
+            obs, reward, terminated, truncated, info = env.step(action)
+            if not all(np.isfinite(x).all() for x in (action, obs, reward)):
+                raise ValueError("the action, observation or reward is NaN or infinite")
+            yield info
+            if terminated or truncated:
+                return
+    except Exception as error:
+        raise ValueError(f"{env.spec.id} failed in step {step} of the episode with seed {seed}: {error!r}") from error
+    raise ValueError(f"{env.spec.id}: the episode with seed {seed} hasn't ended after {step} steps, see --max-steps")
 
 
 def judge(episodes, cost_limit):
-    """Returns what there is to say about a list of episodes: mean and interval of each metric, the worst episode, n."""
+    """Returns what there is to say about a list of episodes: n, mean and interval of each metric, the worst episode."""
     told = {"n": len(episodes), "cost_limit": cost_limit}
     for metric in METRICS:
         values = np.array([episode[metric] for episode in episodes], dtype=float)
-        low, high = bootstrap(values)
-        told[metric] = {"mean": values.mean(), "low": float(low), "high": float(high)}
-    worst = max(range(len(episodes)), key=lambda i: (episodes[i]["cost"], -episodes[i]["return"]))
-    told["worst_episode"] = {"seed": episodes[worst]["seed"], **{metric: episodes[worst][metric] for metric in METRICS[:3]}}
+        low = high = None
+        if metric == "safe":
+            low, high = stats.binomtest(int(values.sum()), len(values)).proportion_ci(method="exact")
+        elif len(values) >= 20 and np.ptp(values) > 0:
+            drawn = stats.bootstrap((values,), np.mean, method="percentile", batch=100, random_state=0)
+            low, high = drawn.confidence_interval
+        told[metric] = {"mean": float(values.mean()), "low": low, "high": high}
+    told["worst_episode"] = max(episodes, key=lambda episode: (episode["cost"], -episode["return"]))
     return told
 
 
-def as_text(results, heading):
-    lines = [heading, ""]
-    lines.append(f"{'':14}{'n':>5}  " + "".join(f"{name:>30}" for name in ("return", "cost", "length", "safe episodes")))
+def as_text(results, run):
+    """Returns a table with a line a metric and a column a mode, and below it the worst episodes."""
+    header = "".join(f"{told['n']} episodes, {mode}".rjust(32) for mode, told in results.items())
+    lines = [run, "", " " * 14 + header]
+    for metric in METRICS:
+        line = f"{'safe episodes' if metric == 'safe' else metric:14}"
+        for told in results.values():
+            interval = "" if told[metric]["low"] is None else " [{low:.3f}, {high:.3f}]".format(**told[metric])
+            line += f"{told[metric]['mean']:.3f}{interval}".rjust(32)
+        lines.append(line)
     for mode, told in results.items():
-        cells = [f"{told[metric]['mean']:.3f} [{told[metric]['low']:.3f}, {told[metric]['high']:.3f}]" for metric in METRICS]
-        lines.append(f"{mode:14}{told['n']:>5}  " + "".join(f"{cell:>30}" for cell in cells))
-    lines.append("")
-    for mode, told in results.items():
-        worst = told["worst_episode"]
-        lines.append(
-            f"worst episode, {mode}: cost {worst['cost']:g} (limit {told['cost_limit']:g}), return {worst['return']:.3f}, "
-            f"length {worst['length']}, seed {worst['seed']}"
-        )
+        worst = "cost {cost:g}, return {return:.3f}, length {length}, seed {seed}".format(**told["worst_episode"])
+        lines.append(f"worst episode, {mode}: {worst} (cost limit {told['cost_limit']:g})")
     return "\n".join(lines)
 
 
-def film(path, frames, cost_limit, fps):
-    """Writes the frames, (image, cost so far), with the cost and its limit drawn in as figures and as a bar."""
-    import imageio
-    from PIL import Image, ImageDraw
+def film(path, env, policy, seed, modes, max_steps):
+    """Films an episode in each mode. Raises ValueError, which says why, if that fails.
 
-    with imageio.get_writer(path, fps=fps, macro_block_size=2) as writer:
-        for image, spent in frames:
-            picture = Image.fromarray(np.asarray(image, dtype=np.uint8)[..., :3])
-            draw = ImageDraw.Draw(picture)
-            colour = (200, 40, 30) if spent > cost_limit else (20, 110, 60)
-            share = min(spent / max(cost_limit, 1e-8), 1.25) / 1.25
-            draw.rectangle((8, 8, 220, 40), fill=(255, 255, 255), outline=(90, 90, 90))
-            draw.rectangle((12, 28, 12 + 204 * share, 36), fill=colour)
-            draw.line((12 + 204 / 1.25, 25, 12 + 204 / 1.25, 39), fill=(0, 0, 0), width=2)  # the limit
-            draw.text((14, 12), f"cost {spent:.1f}, limit {cost_limit:g}", fill=colour)
-            writer.append_data(np.asarray(picture))
+    Above the picture stand mode, step, cost and limit, and the speed where the task limits it. A bar shows the cost.
+    """
+
+    def frame(mode):
+        picture, task, cost, limit = drawn.render(), drawn.unwrapped, drawn.spent, drawn.cost_limit
+        if not isinstance(picture, np.ndarray):
+            raise ValueError("its render() returns no picture")
+        text = f"{mode}, step {drawn.length}"
+        if hasattr(task, "speed_limit"):
+            text += f", speed {np.hypot(*task.velocity[:2]):.2f} m/s, limit {task.speed_limit:g}"
+        image = Image.fromarray(np.pad(picture[..., :3], ((60, 0), (0, 0), (0, 0)), constant_values=255))
+        draw, width = ImageDraw.Draw(image), image.width - 16
+        colour = "darkgreen" if cost <= limit else "crimson"
+        draw.text((8, 3), f"{text}\ncost {cost:g}, limit {limit:g}", colour, ImageFont.load_default(14))
+        draw.rectangle((8, 45, 8 + width * min(cost / max(limit, 1e-8), 1), 53), colour)
+        draw.rectangle((8, 45, 8 + width, 53), outline="black")  # full at the limit
+        return np.asarray(image)
+
+    try:
+        import imageio
+        from PIL import Image, ImageDraw, ImageFont
+
+        drawn = gym.make(env.spec.id, disable_env_checker=True, render_mode="rgb_array")
+        drawn = type(env)(drawn, env.cost_limit, env.augment_state)
+        open(path, "ab").close()  # says what is wrong, where ffmpeg would print its log
+        with imageio.get_writer(path, fps=env.metadata.get("render_fps") or 30, macro_block_size=2) as writer:
+            for mode in modes:
+                for _ in play(drawn, policy, seed, mode, max_steps):
+                    writer.append_data(frame(mode))
+    except Exception as error:
+        hint = "it takes imageio, imageio-ffmpeg, and without a display MUJOCO_GL=egl or osmesa for MuJoCo"
+        raise ValueError(f"--video: can't film {env.spec.id} into {path}: {error!r} ({hint})") from error
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = lambda message: fail(message.replace("argument ", ""))
-    parser.add_argument("run", metavar="RUN", help="runs/NAME, or a checkpoint in it such as runs/NAME/best_safe.pt")
-    parser.add_argument("--episodes", type=int, default=100)
-    modes = parser.add_mutually_exclusive_group()
-    modes.add_argument(
-        "--deterministic", action="store_const", dest="modes", const=("deterministic",), help="the mean or likeliest action"
-    )
-    modes.add_argument("--stochastic", action="store_const", dest="modes", const=("stochastic",), help="actions as in training")
-    modes.add_argument("--both", action="store_const", dest="modes", const=("deterministic", "stochastic"), help="the default")
-    parser.add_argument("--env-id", help="another task with the same observations and actions")
-    parser.add_argument("--seed", type=int, default=10_000, help="of the first episode; the next ones count up")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--video", metavar="FILE.mp4")
-    args = parser.parse_args(argv)
-    if args.episodes < 1:
-        fail(f"--episodes is {args.episodes}, but must be at least 1")
-    if args.seed < 0:
-        fail(f"--seed is {args.seed}, but must be 0 or more")
-    if args.video and not (importlib.util.find_spec("imageio") and importlib.util.find_spec("imageio_ffmpeg")):
-        fail("--video needs imageio and imageio-ffmpeg: pip install imageio imageio-ffmpeg")
-    if args.video and not Path(args.video).parent.is_dir():
-        fail(f"--video: there is no folder {Path(args.video).parent}")
-    torch.set_num_threads(1)
-    checkpoint, module = load(args.run)
-    env_id = args.env_id or checkpoint["args"]["env_id"]
-    env = make_env(module, checkpoint["args"], env_id, render=args.video)
-    policy = make_policy(checkpoint, module, env)
-    results, frames = {}, []
-    for mode in args.modes or ("deterministic", "stochastic"):
-        episodes = []
-        for seed in range(args.seed, args.seed + args.episodes):
-            shown = frames if args.video and seed == args.seed else None
-            episodes.append({"seed": seed, **play(env, policy, seed, mode == "deterministic", shown)})
-        results[mode] = judge(episodes, checkpoint["args"]["cost_limit"])
-    if args.video:
-        film(args.video, frames, checkpoint["args"]["cost_limit"], env.metadata.get("render_fps", 60))
-    heading = f"{env_id}, {checkpoint['script']}, seed {checkpoint['args']['seed']}, after iteration {checkpoint['iteration']}"
-    print(json.dumps({"run": heading, **results}, indent=2) if args.json else as_text(results, heading))
+    try:
+        args = parse(conf.FlagCreatePairsOff[Args], argv, prog="evaluate.py", description=__doc__)
+        check(args, "episodes", 1 <= args.episodes <= 1e6, "in [1, 1e6]")
+        check(args, "seed", 0 <= args.seed <= 2e9, "in [0, 2e9]")
+        check(args, "max_steps", args.max_steps >= 1, "1 or more")
+        check(args, "video", args.video is None or args.video.endswith(".mp4"), "the name of an .mp4 file")
+        env, policy, checkpoint = load(args.run, args.script, args.env_id)
+        modes = [mode for mode in MODES if getattr(args, mode)] or MODES
+        if args.video:
+            film(args.video, env, policy, args.seed, modes, args.max_steps)
+        results, seeds = {}, range(args.seed, args.seed + args.episodes)
+        for mode in modes:
+            episodes = []
+            for seed in tqdm(seeds, desc=mode, unit="episode", disable=None, leave=False):  # None: only on a terminal
+                *_, info = play(env, policy, seed, mode, args.max_steps)
+                episodes.append({"seed": seed, **info["episode"]})
+            results[mode] = judge(episodes, env.cost_limit)
+    except (ValueError, KeyboardInterrupt) as error:
+        say(f"evaluate.py: {' '.join(str(error).split())[:500] or 'interrupted'}", sys.stderr)
+        raise SystemExit(2 if isinstance(error, ValueError) else 130) from None
+    # best_safe.pt holds the policy that played its iteration, last.pt (with "files") the one that came out of it
+    iteration = checkpoint["iteration"] - ("files" not in checkpoint)
+    run = f"{env.spec.id}, {checkpoint['script']}, seed {checkpoint['args']['seed']}, after iteration {iteration}"
+    say(json.dumps({"run": run, **results}, indent=2) if args.json else as_text(results, run), sys.stdout)
 
 
 if __name__ == "__main__":
