@@ -7,8 +7,8 @@ the KL divergence:
 
     max g'x   such that   c + b'x <= 0   and   x'Hx / 2 <= delta
 
-It is solved exactly through its dual, then shortened until the sampled surrogates agree. Where no x keeps both
-constraints, a recovery step lowers the cost alone. Read the functions under "The mathematics", then `train`.
+It is solved exactly, then shortened until the sampled surrogates agree. Where no x keeps both constraints, a recovery
+step lowers the cost alone. Read the functions under "The mathematics", then `train`.
 
 Where public versions err and this one doesn't, and where we depart from the paper: docs/baselines.md.
 """
@@ -333,35 +333,32 @@ def trpo_step(g, natural_g, delta):
 CASES = ("recovery", "from outside", "at the limit", "limit out of reach", "no constraint")  # logged as 0 to 4
 
 
-def cpo_step(g, b, natural_g, natural_b, c, delta):
-    """Solves max g'x such that c + b'x <= 0 and x'Hx / 2 <= delta (Achiam et al., theorem 2). Returns x and its case.
+def cpo_step(g, b, natural_g, natural_b, matrix_vector_product, c, delta):
+    """Solves max g'x such that c + b'x <= 0 and x'Hx / 2 <= delta (Achiam et al., section 6). Returns x and its case.
 
-    natural_g, natural_b: H^-1 g and H^-1 b. c: (mean cost of an episode - limit) / mean length, in the unit of b. With
-    both multipliers, lambda of the trust region and nu of the cost, x = (H^-1 g - nu H^-1 b) / lambda.
+    natural_g, natural_b: H^-1 g and H^-1 b. matrix_vector_product: v -> H v. c: (mean cost of an episode - limit) / mean
+    length, in the unit of b.
+
+    TRPO's step is the best one if it keeps the limit. If not, the best step ends on the limit, c + b'x = 0. The
+    shortest step to there is -(c / s) H^-1 b. The rest of the trust region is spent along the limit: on the part of
+    H^-1 g that doesn't change the cost.
     """
-    q, r, s = (x.item() for x in (g @ natural_g, g @ natural_b, b @ natural_b))
+    q, r, s = (x.item() for x in (g @ natural_g, b @ natural_g, b @ natural_b))
+    step = trpo_step(g, natural_g, delta)
     if not s > 0:  # b is 0: the batch had no cost. Any other b counts, whatever the unit of cost
-        return trpo_step(g, natural_g, delta), 4
-    A, B = max(q - r**2 / s, 0.0), 2 * delta - c**2 / s
-    if B < 0 and c < 0:
-        return trpo_step(g, natural_g, delta), 3
-    if B < 0:
-        return -math.sqrt(2 * delta / s) * natural_b, 0
-    # The dual is f_a where the cost constraint binds and f_b where it doesn't; between them lies lambda = -r / c
-    middle = -r / c if c else math.copysign(math.inf, -r)
-    below, above = (0.0, middle), (max(middle, 0.0), math.inf)
-    binding, free = (below, above) if c < 0 else (above, below)
-    candidates = []
-    for (low, high), is_binding in ((binding, True), (free, False)):
-        if low > high or low == math.inf:
-            continue
-        curvature, bound = (A, B) if is_binding else (q, 2 * delta)
-        best = math.sqrt(curvature / bound) if bound > 0 else math.inf
-        multiplier = max(min(best, high), low, 1e-2 * math.sqrt(q / (2 * delta)))
-        candidates.append((-0.5 * (curvature / multiplier + bound * multiplier) + is_binding * r * c / s, multiplier))
-    multiplier = max(candidates)[1]
-    nu = max(0.0, (multiplier * c + r) / s)
-    return (natural_g - nu * natural_b) / multiplier, 1 if c >= 0 else 2
+        return step, 4
+    rest = 2 * delta - c**2 / s
+    if rest < 0:  # the trust region doesn't reach the limit
+        return (step, 3) if c < 0 else (-math.sqrt(2 * delta / s) * natural_b, 0)
+    if c + (b @ step).item() > 0:
+        along = natural_g - r / s * natural_b
+        # Its length is q - r^2 / s, but where g and b are nearly parallel that is conjugate gradient's error: measure it.
+        # Below a hundredth of H^-1 g's length the direction is noise, so it isn't stretched to fill the trust region
+        square = max((along @ matrix_vector_product(along)).item(), 1e-4 * q, 1e-20)
+        step = math.sqrt(rest / square) * along - c / s * natural_b
+        # The two parts are perpendicular but for what conjugate gradient left unsolved
+        step = step * math.sqrt(min(1.0, 2 * delta / max((step @ matrix_vector_product(step)).item(), 1e-20)))
+    return step, 1 if c >= 0 else 2
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -402,9 +399,7 @@ def update_policy(agent, obs, actions, advantages, cost_advantages, args):
     g = flat_gradient((ratio * advantages).mean(), parameters, retain_graph=True)
     b = flat_gradient((ratio * cost_advantages).mean(), parameters)
     natural_g, natural_b = (conjugate_gradient(matrix_vector_product, x, args.cg_iters) for x in (g, b))
-    step, case = cpo_step(g, b, natural_g, natural_b, c, args.target_kl)
-    # Where g and b are nearly parallel, what conjugate gradient leaves unsolved is divided by almost 0
-    step = step * math.sqrt(min(1.0, 2 * args.target_kl / max((step @ matrix_vector_product(step)).item(), 1e-20)))
+    step, case = cpo_step(g, b, natural_g, natural_b, matrix_vector_product, c, args.target_kl)
     max_cost_change, may_fall = max(-c, 0.0), c >= 0  # while the limit is broken, the return may fall
     log = {"constraint": c, "case": case, "recovering": int(CASES[case] == "recovery")}
     # ------------------------------------------------------------------------------------------------------------------
