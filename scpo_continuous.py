@@ -88,19 +88,21 @@ def check_args(args):
     """Raises ValueError, which names the flag and what is allowed, before anything is made."""
     batch_size = args.num_envs * args.num_steps
     for names, allowed, is_allowed in (
-        ("num_envs num_steps update_epochs", "in [1, 1e5]", lambda x: 1 <= x <= 1e5),
-        ("learning_rate clip_coef max_grad_norm", "above 0", lambda x: 0 < x < math.inf),
-        ("vf_coef safety_vf_coef beta", "0 or more", lambda x: 0 <= x < math.inf),
+        ("num_envs", "in [1, 64]", lambda x: 1 <= x <= 64),
+        ("num_steps", "1 or more, with num-envs x num-steps at most 1e6", lambda x: x >= 1 and batch_size <= 1e6),
+        ("update_epochs", "in [1, 1e5]", lambda x: 1 <= x <= 1e5),
+        ("learning_rate clip_coef max_grad_norm", "in (0, 1e6]", lambda x: 0 < x <= 1e6),
+        ("vf_coef safety_vf_coef beta", "in [0, 1e6]", lambda x: 0 <= x <= 1e6),
         ("seed save_every", "in [0, 2^31)", lambda x: 0 <= x < 2**31),
         ("k", "0 or more", lambda x: x >= 0),
-        ("cost_limit", "0 or more", lambda x: x is None or 0 <= x < math.inf),
+        ("cost_limit", "finite and 0 or more", lambda x: x is None or 0 <= x < math.inf),
         ("target_kl", "above 0, or None", lambda x: x is None or x > 0),
-        ("ent_coef reward_bias", "finite", math.isfinite),
+        ("ent_coef reward_bias", "in [-1e6, 1e6]", lambda x: abs(x) <= 1e6),
         ("gamma gae_lambda", "in [0, 1]", lambda x: 0 <= x <= 1),
         ("safety_gamma", "in (0, 1]", lambda x: 0 < x <= 1),
         ("safety_lambdas", "one or more numbers in [0, 1]", lambda x: x and all(0 <= lam <= 1 for lam in x)),
         ("minibatch_size", f"2 or more and divide {batch_size} steps", lambda x: x >= 2 and batch_size % x == 0),
-        ("total_timesteps", f"at least num-envs x num-steps = {batch_size}", lambda x: batch_size <= x <= 1e15),
+        ("total_timesteps", f"in [{batch_size}, 1e15], an iteration or more", lambda x: batch_size <= x <= 1e15),
         ("device", "cpu, for torch sees no CUDA device", lambda x: x == "cpu" or torch.cuda.is_available()),
     ):
         for name in names.split():

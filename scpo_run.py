@@ -14,30 +14,29 @@ that earned most within the limit.
 """
 
 import contextlib
-import csv
 import faulthandler
 import fcntl
-import importlib.util
 import io
 import itertools
 import json
 import math
 import os
-import platform
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Optional
 
-import gymnasium as gym
 import numpy as np
 import torch
 import tyro
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 
 @dataclass
@@ -51,11 +50,10 @@ class RunArgs:
     wandb_entity: Optional[str] = None  # Weights & Biases team (None: yours)
 
 
-VERSIONS = dict(
-    python=platform.python_version(), torch=str(torch.__version__), numpy=np.__version__, gymnasium=gym.__version__
-)
+VERSIONS = dict(python=sys.version.split()[0], **{x: version(x) for x in ("torch", "numpy", "gymnasium")})
 # What --resume may change, for it concerns the process; all other flags define the run
 PROCESS_FLAGS = "total_timesteps device compile resume iteration_timeout track wandb_project_name wandb_entity".split()
+SAVED = "script args revisions iteration agent best_return seconds files".split()  # in every last.pt
 
 
 def parse(cls, argv, **options):
@@ -67,13 +65,17 @@ def parse(cls, argv, **options):
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
-        lines = [line.strip(" │|") for line in said.getvalue().splitlines()]
-        borders = [i for i, line in enumerate(lines) if line[:1] in tuple("╭─╰+-")] + [len(lines)]
-        raise ValueError(" ".join(lines[borders[0] + 1 : borders[1]])) from None
+        message = re.split("[─-]{5,}", said.getvalue())[1]  # between the box's first two rules
+        raise ValueError(re.sub(r"[│╮╰\s]+", " ", message).strip()) from None
+
+
+def check(args, name, is_allowed, allowed):
+    if not is_allowed:
+        raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)!r}, but must be {allowed}")
 
 
 def read_flags(Args, task_settings, script, argv=None):
-    """Returns the flags of Args and RunArgs, and the checkpoint of --resume or None.
+    """Returns the flags of Args and RunArgs, and the checkpoint of --resume or None. Raises ValueError for wrong ones.
 
     The defaults are the task's settings or, with --resume, those of the run to go on with.
     """
@@ -83,41 +85,35 @@ def read_flags(Args, task_settings, script, argv=None):
         pass
 
     given, _ = parse(Flags, argv, add_help=False, return_unknown_args=True)  # --env-id and --resume set the defaults
-    checkpoint = None if given.resume is None else load_checkpoint(given.resume, script, Flags)
+    checkpoint = None if given.resume is None else load_checkpoint(given, script, Flags)
     settings = task_settings.get(given.env_id, task_settings["any other task"])
     default = Flags(**(checkpoint["args"] if checkpoint else dict(settings, env_id=given.env_id)))
     args = parse(Flags, argv, default=default)
-    for name, value in asdict(default).items() if checkpoint else ():
-        if name not in PROCESS_FLAGS and getattr(args, name) != value:
-            flag = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{flag} is {getattr(args, name)}, but must be {value}, as in the run to go on with")
-    for name, is_allowed, allowed in (
-        ("runs_dir", args.runs_dir, "the name of a folder"),
-        ("min_safe_rate", 0 <= args.min_safe_rate <= 1, "in [0, 1]"),
-        ("iteration_timeout", 0 < args.iteration_timeout <= 1e6, "above 0 and at most 1e6"),
-        ("track", not args.track or importlib.util.find_spec("wandb"), "off without wandb: pip install wandb"),
-    ):
-        if not is_allowed:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)!r}, but must be {allowed}")
+    if checkpoint:
+        for name, value in checkpoint["args"].items():
+            may_differ = name in PROCESS_FLAGS
+            check(args, name, may_differ or getattr(args, name) == value, f"{value!r}, as in the run to go on with")
+        least = (checkpoint["iteration"] + 1) * args.num_envs * args.num_steps
+        check(args, "total_timesteps", args.total_timesteps >= least, f"{least} or more, to go beyond what is done")
+    check(args, "runs_dir", args.runs_dir, "the name of a folder")
+    check(args, "min_safe_rate", 0 <= args.min_safe_rate <= 1, "in [0, 1]")
+    check(args, "iteration_timeout", 1 <= args.iteration_timeout <= 1e6, "in [1, 1e6] seconds")
+    check(args, "track", not args.track or find_spec("wandb"), "off without wandb (pip install wandb)")
     return args, checkpoint
 
 
-def load_checkpoint(folder, script, Flags):
-    """Returns what last.pt in a run's folder holds. Raises ValueError if that is no checkpoint of this script."""
-    path = Path(folder) / "last.pt"
-    if not path.is_file():
-        raise ValueError(f"--resume {folder}: there is no {path}")
+def load_checkpoint(given, script, Flags):
+    """Returns what last.pt in --resume's folder holds. Raises ValueError if that is no checkpoint of this script."""
+    path = Path(given.resume) / "last.pt"
+    check(given, "resume", given.resume and os.path.isfile(path), "the folder of a run, with a last.pt in it")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        made_by, settings = checkpoint["script"], checkpoint["args"]
-        checkpoint["iteration"], checkpoint["agent"], checkpoint["files"], checkpoint["best_return"]
+        made_by, settings = [checkpoint[name] for name in SAVED][:2]
+        differing = {field.name for field in fields(Flags)} ^ settings.keys()
     except Exception as error:
-        raise ValueError(f"--resume {folder}: {path} is truncated or not a checkpoint of ours") from error
-    if made_by != script.name:
-        raise ValueError(f"--resume {folder}: that run was made by {made_by}")
-    differing = {field.name for field in fields(Flags)} ^ settings.keys()
-    if differing:
-        raise ValueError(f"--resume {folder}: made by another version of {made_by}: {', '.join(sorted(differing))}")
+        raise ValueError(f"--resume: {path} is truncated or not a checkpoint of ours") from error
+    check(given, "resume", made_by == script.name, f"a run of {script.name}; this is one of {made_by}")
+    check(given, "resume", not differing, f"a run of this version; {', '.join(sorted(differing))} came or went")
     return checkpoint
 
 
@@ -133,51 +129,42 @@ def save(path, **content):
 
 def git_revision(folder):
     """The commit, with "-dirty" where a Python file differs from it, "unknown" outside git."""
-    git, options = ["git", "-C", str(folder)], dict(capture_output=True, text=True)
-    try:
-        commit = subprocess.run([*git, "describe", "--always", "--abbrev=12"], check=True, **options).stdout.strip()
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ":/*.py"], **options).returncode
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return commit + ("-dirty" if changed else "")
+    command = "git rev-parse --short=12 HEAD && git diff --quiet HEAD -- ':/*.py'"
+    git = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True)
+    return git.stdout.strip() + ("-dirty" if git.returncode else "") if git.stdout else "unknown"
+
+
+def new_folder(args, script):
+    name = f"{re.sub('[/:]', '-', args.env_id)}__{script.stem}__{args.seed}"
+    Path(args.runs_dir).mkdir(parents=True, exist_ok=True)
+    for second in itertools.count(int(time.time())):
+        folder = Path(args.runs_dir, f"{name}__{second}")
+        with contextlib.suppress(FileExistsError):  # another run began in the same second
+            folder.mkdir()
+            return folder
 
 
 def open_folder(args, script, checkpoint):
     """Makes the run's folder, or opens that of --resume and cuts off what was logged after its checkpoint.
 
-    Returns its path and a lock on it, an open file. Raises ValueError if it can't be written or another process has it.
+    Returns its path, a lock on it and what to save with every checkpoint. Raises ValueError where that can't be done.
     """
-    revision = git_revision(script.parent)
-    name = f"{args.env_id.replace('/', '-').replace(':', '-')}__{script.stem}__{args.seed}__{int(time.time())}"
-    folder = Path(args.runs_dir) / name if args.resume is None else Path(args.resume)
+    revisions, files = (checkpoint["revisions"], checkpoint["files"]) if checkpoint else ([], {})
+    revisions = list(dict.fromkeys([*revisions, git_revision(script.parent)]))
+    settings, made_by = dict(asdict(args), resume=None), dict(script=script.name, revisions=revisions, **VERSIONS)
     try:
-        if not checkpoint:
-            for number in itertools.count(2):
-                with contextlib.suppress(FileExistsError):  # another run began in the same second
-                    folder.mkdir(parents=True)
-                    break
-                folder = folder.with_name(f"{name}-{number}")
-            (folder / "config.json").write_text("{}")
-        lock = open(folder / "config.json", "r+")  # over NFS only a file opened for writing can be locked
+        folder = Path(args.resume) if checkpoint else new_folder(args, script)
+        lock = open(folder / "config.json", "a")  # over NFS only a file opened for writing can be locked
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, however it does
-        revisions = json.load(lock).get("revisions", [])
-        if revision not in revisions:
-            config = dict(asdict(args), resume=None, script=script.name, revisions=[*revisions, revision], **VERSIONS)
-            lock.seek(0)
-            lock.write(json.dumps(config, indent=2) + "\n")
-            lock.truncate()
-            lock.flush()
+        lock.truncate(0)
+        print(json.dumps({**settings, **made_by}, indent=2), file=lock, flush=True)
         for path in logs(folder):
-            if path.name in checkpoint["files"]:
-                os.truncate(path, checkpoint["files"][path.name])
-            else:
-                path.unlink()
+            os.truncate(path, files.get(path.name, 0))
     except BlockingIOError:
         raise ValueError(f"--resume {folder}: another process is at work on that run") from None
     except OSError as error:
-        flag = "runs-dir" if args.resume is None else "resume"
-        raise ValueError(f"--{flag}: can't write {folder} ({error.strerror})") from error
-    return folder, lock
+        raise ValueError(f"--{'resume' if checkpoint else 'runs-dir'}: can't write there: {error}") from error
+    return folder, lock, dict(made_by, args=settings)
 
 
 def logs(folder):
@@ -186,12 +173,12 @@ def logs(folder):
 
 def append_rows(path, rows):
     """Appends dicts to a CSV file, with a header if it is new; closed each time, so that a crash loses nothing."""
-    with open(path, "a", newline="") as file:
+    with open(path, "a") as file:
         for row in rows:
             if file.tell() == 0:
-                file.write(",".join(row) + "\n")
-            cells = (f"{x:.6g}" if isinstance(x, (float, np.floating)) else str(x) for x in row.values())
-            file.write(",".join(cells) + "\n")
+                print(*row, sep=",", file=file)
+            cells = (f"{x:.6g}" if isinstance(x, (float, np.floating)) else x for x in row.values())
+            print(*cells, sep=",", file=file)
 
 
 def statistics(episodes):
@@ -206,21 +193,20 @@ def statistics(episodes):
 
 def summary(progress_csv, num_iterations):
     """The last tenth of the iterations in a line."""
-    with open(progress_csv) as file:
-        last = list(csv.DictReader(file))[-max(1, num_iterations // 10) :]
-    names = ("episodic_return", "episodic_cost", "safe_episode_rate")
-    means = [np.nanmean([float(row[name]) for row in last]) for name in names]
+    rows = np.atleast_1d(np.genfromtxt(progress_csv, delimiter=",", names=True))
+    last = rows[rows["episodes"] > 0][-max(1, num_iterations // 10) :]
+    means = [last[name].mean() for name in ("episodic_return", "episodic_cost", "safe_episode_rate")]
     return "Mean of the last {} iterations: return {:.1f}, cost {:.2f}, safe episodes {:.1%}".format(len(last), *means)
 
 
-def say(message):
-    """Prints; a reader who has gone away (`| head`) or can't be shown an accent doesn't end the run."""
+def say(message, stream, end="\n"):
+    """Prints. A reader who has gone away (`| head`) or can't be shown an accent doesn't end the run."""
     with contextlib.suppress(AttributeError):  # not every stand-in for stdout has it
-        sys.stdout.reconfigure(errors="backslashreplace")
+        stream.reconfigure(errors="backslashreplace")
     try:
-        print(message, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print(message, end=end, file=stream, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def run(train, Args, task_settings, argv=None):
@@ -229,19 +215,26 @@ def run(train, Args, task_settings, argv=None):
     SIGINT and SIGTERM let the iteration end, save, and end the process with status 130 and 143.
     """
     script = Path(train.__code__.co_filename).resolve()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process without a traceback while there is nothing to save
+    try:
+        os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir()), exist_ok=True)
+    except OSError as error:  # torch makes this folder, and fails where it can't, even if nothing is compiled
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
+        say(f"TORCHINDUCTOR_CACHE_DIR can't be used: {error}. A temporary folder takes its place", sys.stderr)
     try:
         args, loaded = read_flags(Args, task_settings, script, argv)
-        faulthandler.dump_traceback_later(args.iteration_timeout, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(args.iteration_timeout, exit=True, file=2)
         iterations = train(args, loaded)
-        checkpoint = next(iterations)["checkpoint"]
-        num_iterations = args.total_timesteps // (args.num_envs * args.num_steps)
-        if checkpoint["iteration"] >= num_iterations:
-            longer = f"more --total-timesteps than {args.total_timesteps} make it longer"
-            raise ValueError(f"--resume {args.resume} is complete; {longer}")
-        folder, lock = open_folder(args, script, loaded)
-    except (ValueError, OverflowError, MemoryError) as error:
+        try:
+            checkpoint = next(iterations)["checkpoint"]
+        except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+            if not loaded:
+                raise
+            raise ValueError(f"--resume {args.resume}: last.pt lacks a part or doesn't fit ({error!r})") from error
+        folder, lock, made_by = open_folder(args, script, loaded)
+    except ValueError as error:
         faulthandler.cancel_dump_traceback_later()
-        print(f"{script.name}: {' '.join(str(error).split())}", file=sys.stderr)
+        say(f"{script.name}: {' '.join(str(error).split())}", sys.stderr)
         raise SystemExit(2) from None
     stop = []
 
@@ -252,28 +245,24 @@ def run(train, Args, task_settings, argv=None):
     signal.signal(signal.SIGINT, catch)
     signal.signal(signal.SIGTERM, catch)
     try:
-        with lock:
-            keep(iterations, checkpoint, loaded, args, num_iterations, script.name, folder, stop)
+        with lock, SummaryWriter(folder) as writer:
+            keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop)
     except FloatingPointError as error:
         raise SystemExit(f"\n{script.name}: {error}; what was logged and saved in {folder} is intact") from None
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
-def keep(iterations, checkpoint, loaded, args, num_iterations, script, folder, stop):
-    """Logs and saves what `iterations` yields, until it ends or `stop` holds a signal.
-
-    checkpoint: the one to begin from. loaded: the same with what was saved beside it if the run is resumed, or None.
-    """
-    writer = SummaryWriter(folder)
+def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
+    """Logs and saves what `iterations` yields, until it ends or `stop` holds a signal. loaded: what --resume found."""
+    best_return, seconds = (loaded["best_return"], loaded["seconds"]) if loaded else (-math.inf, 0.0)
+    start_time = time.monotonic() - seconds
+    total = args.total_timesteps // (args.num_envs * args.num_steps)
     if args.track:
         import wandb
 
-        names = dict(id=folder.name, name=folder.name, project=args.wandb_project_name, entity=args.wandb_entity)
+        names = dict(id=folder.resolve().name, project=args.wandb_project_name, entity=args.wandb_entity)
         wandb.init(**names, config=asdict(args), dir=folder, resume="allow")
-    made_by = dict(script=script, versions=VERSIONS, args=dict(asdict(args), resume=None))
-    best_return, seconds = (loaded["best_return"], loaded["seconds"]) if loaded else (-math.inf, 0.0)
-    start_time = time.monotonic() - seconds
 
     def save_last():
         writer.flush()
@@ -282,18 +271,15 @@ def keep(iterations, checkpoint, loaded, args, num_iterations, script, folder, s
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
                 files[path.name] = os.fstat(file.fileno()).st_size
-        progress = dict(best_return=best_return, seconds=time.monotonic() - start_time, files=files)
-        save(folder / "last.pt", **made_by, **checkpoint, **progress)
+        save(folder / "last.pt", **made_by, **checkpoint, best_return=best_return, seconds=seconds, files=files)
 
     if not loaded:
         settings = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
         writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{settings}")
         save_last()
-    shown = "{n}/{total} iterations, {elapsed} of {elapsed}+{remaining}{postfix}"
-    bar = tqdm(iterations, initial=checkpoint["iteration"], total=num_iterations, bar_format=shown, dynamic_ncols=True)
     ended = 0  # episodes since the last checkpoint
-    for progress in bar:
-        faulthandler.dump_traceback_later(args.iteration_timeout, exit=True, file=sys.__stderr__)
+    for progress in iterations:
+        faulthandler.dump_traceback_later(args.iteration_timeout, exit=True, file=2)
         checkpoint, episodes = progress["checkpoint"], progress["episodes"]
         iteration, seconds = checkpoint["iteration"], time.monotonic() - start_time
         global_step = iteration * args.num_envs * args.num_steps
@@ -312,24 +298,23 @@ def keep(iterations, checkpoint, loaded, args, num_iterations, script, folder, s
         append_rows(folder / "progress.csv", [row])
         append_rows(folder / "episodes.csv", episodes)
         shown = "return {episodic_return:.1f}, cost {episodic_cost:.2f}, safe {safe_episode_rate:.0%}, {sps} steps/s"
-        bar.set_postfix_str(shown.format(**row))
+        minutes = (total - iteration) * seconds / iteration / 60
+        line = f"{iteration}/{total} {shown.format(**row)}, {minutes:.0f} min left"
+        say(f"{line:79.79}", sys.stderr, end="\r" if sys.stderr.isatty() else "\n")
 
         # Save
-        is_safe = row["episodic_cost"] <= args.cost_limit and row["safe_episode_rate"] >= args.min_safe_rate
-        if is_safe and row["episodic_return"] > best_return:
+        keeps_limit = row["episodic_cost"] <= args.cost_limit * (1 + 1e-9)  # as each episode is judged
+        if keeps_limit and row["safe_episode_rate"] >= args.min_safe_rate and row["episodic_return"] > best_return:
             best_return = float(row["episodic_return"])
             save(folder / "best_safe.pt", **made_by, iteration=iteration, agent=progress["sampled_from"])
         ended += len(episodes)
-        if iteration == num_iterations or (args.save_every and iteration % args.save_every == 0) or stop:
+        if iteration == total or stop or (args.save_every and iteration % args.save_every == 0):
             if not ended and not stop:
                 raise FloatingPointError(f"no episode has ended by iteration {iteration}; the task needs a time limit")
             save_last()
             ended = 0
-        if stop and iteration < num_iterations:
-            say(f"\nStopped after iteration {iteration} of {num_iterations}; go on with --resume {folder}")
+        if stop and iteration < total:
+            say(f"\nStopped after iteration {iteration} of {total}; go on with --resume {folder}", sys.stdout)
             raise SystemExit(128 + stop[0])
-    writer.close()
-    if args.track:
-        wandb.finish()
-    told = summary(folder / "progress.csv", num_iterations)
-    say(f"{args.env_id}, seed {args.seed}, {global_step} steps in {seconds:.0f} s. {told}. {folder}")
+    told = summary(folder / "progress.csv", total)
+    say(f"{args.env_id}, seed {args.seed}, {global_step} steps in {seconds:.0f} s. {told}. {folder}", sys.stdout)

@@ -77,16 +77,17 @@ def check_args(args):
     """Raises ValueError, which names the flag and what is allowed, before anything is made."""
     batch_size = args.num_envs * args.num_steps
     for names, allowed, is_allowed in (
-        ("num_envs num_steps critic_epochs critic_minibatches", "in [1, 1e5]", lambda x: 1 <= x <= 1e5),
-        ("cg_iters fisher_subsampling line_search_steps kl_margin", "in [1, 1e5]", lambda x: 1 <= x <= 1e5),
-        ("critic_learning_rate target_kl std_start std_end", "above 0", lambda x: 0 < x < math.inf),
-        ("cg_damping", "0 or more", lambda x: 0 <= x < math.inf),
+        ("num_envs", "in [1, 64]", lambda x: 1 <= x <= 64),
+        ("num_steps", "1 or more, with num-envs x num-steps at most 1e6", lambda x: x >= 1 and batch_size <= 1e6),
+        ("critic_epochs cg_iters fisher_subsampling line_search_steps kl_margin", "1 to 1e5", lambda x: 1 <= x <= 1e5),
+        ("critic_learning_rate target_kl std_start std_end", "in [1e-9, 1e6]", lambda x: 1e-9 <= x <= 1e6),
+        ("cg_damping", "in [0, 1e6]", lambda x: 0 <= x <= 1e6),
         ("seed save_every", "in [0, 2^31)", lambda x: 0 <= x < 2**31),
-        ("cost_limit", "0 or more", lambda x: x is None or 0 <= x < math.inf),
+        ("cost_limit", "finite and 0 or more", lambda x: x is None or 0 <= x < math.inf),
         ("gamma gae_lambda cost_gae_lambda", "in [0, 1]", lambda x: 0 <= x <= 1),
         ("backtrack", "between 0 and 1", lambda x: 0 < x < 1),
-        ("critic_minibatches", f"a divisor of num-envs x num-steps = {batch_size}", lambda x: batch_size % x == 0),
-        ("total_timesteps", f"at least num-envs x num-steps = {batch_size}", lambda x: batch_size <= x <= 1e15),
+        ("critic_minibatches", f"a divisor of the {batch_size} steps", lambda x: x >= 1 and batch_size % x == 0),
+        ("total_timesteps", f"in [{batch_size}, 1e15], an iteration or more", lambda x: batch_size <= x <= 1e15),
         ("device", "cpu, for torch sees no CUDA device", lambda x: x == "cpu" or torch.cuda.is_available()),
     ):
         for name in names.split():

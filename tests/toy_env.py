@@ -54,6 +54,10 @@ class Toy(gym.Env):
             time.sleep(1000)
         if self.fault == "slow":
             time.sleep(0.0005)
+        if self.fault == "six":
+            return self.observe(), reward, cost, False, False, {}
+        if self.fault == "noise":
+            self.place[1] = np.ravel(self.action_space.sample())[-1]
         if self.fault == "array" and self.total > 150:
             cost = np.array([cost, 1.0])
         if self.fault == "forget" and self.total > 150:
@@ -65,8 +69,8 @@ class Toy(gym.Env):
 class ToyChoice(Toy):
     """The same with pushes to choose from; "choices": one number an axis, "from5": numbers that start at 5."""
 
-    def __init__(self, actions="choice", fault=None):
-        super().__init__(fault=fault)
+    def __init__(self, actions="choice", **kwargs):
+        super().__init__(**kwargs)
         spaces = {"choice": gym.spaces.Discrete(3), "choices": gym.spaces.MultiDiscrete([3, 2])}
         self.action_space = spaces[actions] if actions in spaces else gym.spaces.Discrete(3, start=5)
 
@@ -89,7 +93,13 @@ gym.register("ToyChoice-v0", ToyChoice, max_episode_steps=20)
 gym.register("ToyChoices-v0", ToyChoice, max_episode_steps=20, kwargs=dict(actions="choices"))
 gym.register("ToyFrom5-v0", ToyChoice, max_episode_steps=20, kwargs=dict(actions="from5"))
 gym.register("ToyChoiceNan-v0", ToyChoice, max_episode_steps=20, kwargs=dict(fault="nan"))
+gym.register("ToyEndless-v0", Toy)
+gym.register("ToyLong-v0", Toy, max_episode_steps=250)
+gym.register("ToyTenth-v0", Toy, max_episode_steps=3, kwargs=dict(costs=[0.1] * 3))
+gym.register("ToyChoiceEndless-v0", ToyChoice)
+gym.register("ToyChoiceLong-v0", ToyChoice, max_episode_steps=250)
+gym.register("ToyChoiceTenth-v0", ToyChoice, max_episode_steps=3, kwargs=dict(costs=[0.1] * 3))
 gym.register("ToyDie-v0", Toy, max_episode_steps=20, kwargs=dict(fault="die"))
-for fault in ("raise", "hang", "slow", "array", "forget"):
+for fault in ("raise", "hang", "slow", "array", "forget", "six", "noise"):
     gym.register(f"Toy{fault.title()}-v0", Toy, max_episode_steps=20, kwargs=dict(fault=fault))
     gym.register(f"ToyChoice{fault.title()}-v0", ToyChoice, max_episode_steps=20, kwargs=dict(fault=fault))
