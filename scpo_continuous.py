@@ -88,8 +88,8 @@ def check_args(args):
     """Raises ValueError, which names the flag and what is allowed, before anything is made."""
     batch_size = args.num_envs * args.num_steps
     for names, allowed, is_allowed in (
-        ("num_envs", "in [1, 64]", lambda x: 1 <= x <= 64),
-        ("num_steps", "1 or more, with num-envs x num-steps at most 1e6", lambda x: x >= 1 and batch_size <= 1e6),
+        ("num_envs", "in [1, 1024]", lambda x: 1 <= x <= 1024),
+        ("num_steps", "1 or more, with num-envs x num-steps at most 1e7", lambda x: x >= 1 and batch_size <= 1e7),
         ("update_epochs", "in [1, 1e5]", lambda x: 1 <= x <= 1e5),
         ("learning_rate clip_coef max_grad_norm", "in (0, 1e6]", lambda x: 0 < x <= 1e6),
         ("vf_coef safety_vf_coef beta", "in [0, 1e6]", lambda x: 0 <= x <= 1e6),

@@ -76,8 +76,8 @@ def check_args(args):
     """Raises ValueError, which names the flag and what is allowed, before anything is made."""
     batch_size = args.num_envs * args.num_steps
     for names, allowed, is_allowed in (
-        ("num_envs", "in [1, 64]", lambda x: 1 <= x <= 64),
-        ("num_steps", "1 or more, with num-envs x num-steps at most 1e6", lambda x: x >= 1 and batch_size <= 1e6),
+        ("num_envs", "in [1, 1024]", lambda x: 1 <= x <= 1024),
+        ("num_steps", "1 or more, with num-envs x num-steps at most 1e7", lambda x: x >= 1 and batch_size <= 1e7),
         ("critic_epochs cg_iters fisher_subsampling line_search_steps kl_margin", "1 to 1e5", lambda x: 1 <= x <= 1e5),
         ("critic_learning_rate target_kl std_start std_end", "in [1e-9, 1e6]", lambda x: 1e-9 <= x <= 1e6),
         ("cg_damping", "in [0, 1e6]", lambda x: 0 <= x <= 1e6),
@@ -337,8 +337,8 @@ CASES = ("recovery", "from outside", "at the limit", "limit out of reach", "no c
 def cpo_step(g, b, natural_g, natural_b, matrix_vector_product, c, delta):
     """Solves max g'x such that c + b'x <= 0 and x'Hx / 2 <= delta (Achiam et al., section 6). Returns x and its case.
 
-    natural_g, natural_b: H^-1 g and H^-1 b. matrix_vector_product: v -> H v. c: (mean cost of an episode - limit) / mean
-    length, in the unit of b.
+    natural_g, natural_b: H^-1 g and H^-1 b. matrix_vector_product: v -> H v. c: (mean cost of an episode - limit) /
+    mean length, in the unit of b.
 
     TRPO's step is the best one if it keeps the limit. If not, the best step ends on the limit, c + b'x = 0. The
     shortest step to there is -(c / s) H^-1 b. The rest of the trust region is spent along the limit: on the part of
@@ -353,8 +353,8 @@ def cpo_step(g, b, natural_g, natural_b, matrix_vector_product, c, delta):
         return (step, 3) if c < 0 else (-math.sqrt(2 * delta / s) * natural_b, 0)
     if c + (b @ step).item() > 0:
         along = natural_g - r / s * natural_b
-        # Its length is q - r^2 / s, but where g and b are nearly parallel that is conjugate gradient's error: measure it.
-        # Below a hundredth of H^-1 g's length the direction is noise, so it isn't stretched to fill the trust region
+        # Its squared length is q - r^2 / s. Where g and b are nearly parallel that is conjugate gradient's error, so it
+        # is measured. Below a hundredth of H^-1 g's length the direction is noise and isn't stretched any further
         square = max((along @ matrix_vector_product(along)).item(), 1e-4 * q, 1e-20)
         step = math.sqrt(rest / square) * along - c / s * natural_b
         # The two parts are perpendicular but for what conjugate gradient left unsolved

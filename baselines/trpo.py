@@ -77,8 +77,8 @@ def check_args(args):
     """Raises ValueError, which names the flag and what is allowed, before anything is made."""
     batch_size = args.num_envs * args.num_steps
     for names, allowed, is_allowed in (
-        ("num_envs", "in [1, 64]", lambda x: 1 <= x <= 64),
-        ("num_steps", "1 or more, with num-envs x num-steps at most 1e6", lambda x: x >= 1 and batch_size <= 1e6),
+        ("num_envs", "in [1, 1024]", lambda x: 1 <= x <= 1024),
+        ("num_steps", "1 or more, with num-envs x num-steps at most 1e7", lambda x: x >= 1 and batch_size <= 1e7),
         ("critic_epochs cg_iters fisher_subsampling line_search_steps kl_margin", "1 to 1e5", lambda x: 1 <= x <= 1e5),
         ("critic_learning_rate target_kl std_start std_end", "in [1e-9, 1e6]", lambda x: 1e-9 <= x <= 1e6),
         ("cg_damping", "in [0, 1e6]", lambda x: 0 <= x <= 1e6),
