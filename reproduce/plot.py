@@ -289,13 +289,11 @@ def measure_velocity(results, runs_dir):
     columns = {}
     for label in STUDIES["augmentation"].labels:
         for path in sorted(runs_dir.glob(f"SafetyBallRun-v0__{label}__*/*/last.pt")):
-            checkpoint, module = evaluate.load(path)
-            env = evaluate.make_env(module, checkpoint["args"], "SafetyBallRun-v0", render=False)
-            policy = evaluate.make_policy(checkpoint, module, env)
+            env, policy, checkpoint = evaluate.load(path)
             obs, _ = env.reset(seed=1)
             over, speeds = False, []
             while not over:
-                obs, _, _, over, _ = env.step(policy(obs, None, True))
+                obs, _, _, over, _ = env.step(policy(obs))
                 speeds.append(np.hypot(*env.unwrapped.velocity[:2]))
             columns[f"{label.replace('_', ' ')}, seed {checkpoint['args']['seed']}"] = speeds
     if not columns:
@@ -320,7 +318,7 @@ def measure_targets(results):
     dones[-1] = 1
     columns = dict(step=range(len(dones)), f=f[:-1, 0])
     for gamma in (0.9, 0.97, 0.99, 0.995, 1.0):
-        columns[f"gamma_{gamma}"] = scpo.safety_targets(f[:-1], f[1:], dones, gamma)[:, 0]
+        columns[f"gamma_{gamma}"] = scpo.safety_target(f[:-1], f[1:], dones, gamma)[:, 0]
     write_columns(results / "targets.csv", columns)
 
 
