@@ -18,6 +18,8 @@ from scipy.optimize import minimize
 from torch.nn.utils import parameters_to_vector
 from toy_env import Toy
 
+from reproduce.curves import load_published
+
 ROOT = Path(__file__).parent.parent
 NAMES = ("trpo", "trpo_lagrangian", "cpo", "pcpo", "pdo")
 LAGRANGIAN, CONSTRAINED = ("trpo_lagrangian", "pdo"), ("cpo", "pcpo")
@@ -895,8 +897,35 @@ def test_the_trials_that_the_page_shows_are_in_the_csv():
     with open(ROOT / "results/baseline_trials.csv") as file:
         trials = list(csv.DictReader(file))
     assert len(trials) > 40 and {trial["algo"] for trial in trials} == {"TRPO", "TRPO-L", "CPO", "PCPO", "PDO"}
-    shown = re.findall(r"\| (TRPO|TRPO-L|CPO|PCPO|PDO) \| (\w+) \|.*\| (-?[\d.]+) / ([\d.]+) \|", section)
+    shown = re.findall(r"\| (TRPO|TRPO-L|CPO|PCPO|PDO) \| (\w+) \|.*?\| (-?[\d.]+) / ([\d.]+) \|", section)
     assert len(shown) >= 15
     results = [(trial["algo"], trial["task"], trial["return"], trial["cost"]) for trial in trials]
     for row in shown:
         assert row in results, row
+
+
+def test_the_published_values_beside_the_trials_are_those_of_the_published_curves():
+    page = (ROOT / "docs/baselines.md").read_text()
+    rows = re.findall(
+        r"^\| ([A-Z-]+) \| (\w+) \|[^|]*\|[^|]*\|[^|]*\| (-?[\d.]+) / ([\d.]+) \| (none|[\d.]+) \|$", page, re.M
+    )
+    assert len(rows) == 12
+    published = load_published()
+    for algo, task, *told, limit in rows:
+        env_id = f"SafetyBall{task}-v0"
+        for metric, value in zip(("return", "cost"), told):
+            iterations, values = published[env_id, algo, metric]
+            digits = len(value.partition(".")[2])
+            assert value == f"{values[(iterations > 36) & (iterations <= 40)].mean():.{digits}f}", (algo, task, metric)
+        assert limit == "none" or float(limit) == cpo.TASK_SETTINGS[env_id]["cost_limit"]
+
+
+def test_the_settings_that_the_page_names_are_built_in():
+    page = (ROOT / "docs/baselines.md").read_text()
+    tasks = [f"SafetyBall{task}-v0" for task in ("Circle", "Run", "Gather", "Reach")]
+    for name, algo in zip(NAMES, ("TRPO", "TRPO-L", "CPO", "PCPO", "PDO")):
+        _, kls, rates, _ = re.search(rf"^(\| {algo} )\| ([\d., ]+) \| ([\d., ]*)(\|)$", page, re.M).groups()
+        settings = [SCRIPTS[name].TASK_SETTINGS[task] for task in tasks]
+        assert [float(kl) for kl in kls.split(",")] == [x["target_kl"] for x in settings], algo
+        if "lagrangian_lr" in settings[0]:
+            assert [float(rate) for rate in rates.split(",")] == [x["lagrangian_lr"] for x in settings], algo
