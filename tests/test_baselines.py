@@ -888,44 +888,34 @@ def test_what_is_shared_with_scpo_is_equal_byte_for_byte(name):
 
 
 # docs/baselines.md ----------------------------------------------------------------------------------------------------
+PAGE = (ROOT / "docs/baselines.md").read_text()
+COLUMNS = {"TRPO": "trpo", "TRPO-L": "trpo_lagrangian", "CPO": "cpo", "PCPO": "pcpo", "PDO": "pdo"}
+
+
+def test_the_settings_that_the_page_shows_are_the_scripts():
+    assert f"| task | {' | '.join(COLUMNS)} |" in PAGE
+    for task in trpo.TASK_SETTINGS:
+        settings = (SCRIPTS[name].TASK_SETTINGS[task] for name in COLUMNS.values())
+        cells = (", ".join(str(x[key]) for key in ("target_kl", "lagrangian_lr") if key in x) for x in settings)
+        assert f"| {task} | {' | '.join(cells)} |" in PAGE
 
 
 def test_the_trials_that_the_page_shows_are_in_the_csv():
-    page = (ROOT / "docs/baselines.md").read_text()
-    section = page[page.index("## The trials") :]
-    section = section[: section.index("\n## ", 1)]
     with open(ROOT / "results/baseline_trials.csv") as file:
         trials = list(csv.DictReader(file))
-    assert len(trials) > 40 and {trial["algo"] for trial in trials} == {"TRPO", "TRPO-L", "CPO", "PCPO", "PDO"}
-    shown = re.findall(r"\| (TRPO|TRPO-L|CPO|PCPO|PDO) \| (\w+) \|.*?\| (-?[\d.]+) / ([\d.]+) \|", section)
-    assert len(shown) >= 15
-    results = [(trial["algo"], trial["task"], trial["return"], trial["cost"]) for trial in trials]
-    for row in shown:
-        assert row in results, row
-
-
-def test_the_published_values_beside_the_trials_are_those_of_the_published_curves():
-    page = (ROOT / "docs/baselines.md").read_text()
-    rows = re.findall(
-        r"^\| ([A-Z-]+) \| (\w+) \|[^|]*\|[^|]*\|[^|]*\| (-?[\d.]+) / ([\d.]+) \| (none|[\d.]+) \|$", page, re.M
-    )
-    assert len(rows) == 12
+    assert len(trials) > 50 and {trial["algo"] for trial in trials} == set(COLUMNS)
+    section = PAGE[PAGE.index("## The trials") : PAGE.index("## Logged metrics")]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert len(rows) > 10
     published = load_published()
-    for algo, task, *told, limit in rows:
-        env_id = f"SafetyBall{task}-v0"
-        for metric, value in zip(("return", "cost"), told):
-            iterations, values = published[env_id, algo, metric]
-            digits = len(value.partition(".")[2])
-            assert value == f"{values[(iterations > 36) & (iterations <= 40)].mean():.{digits}f}", (algo, task, metric)
-        assert limit == "none" or float(limit) == cpo.TASK_SETTINGS[env_id]["cost_limit"]
-
-
-def test_the_settings_that_the_page_names_are_built_in():
-    page = (ROOT / "docs/baselines.md").read_text()
-    tasks = [f"SafetyBall{task}-v0" for task in ("Circle", "Run", "Gather", "Reach")]
-    for name, algo in zip(NAMES, ("TRPO", "TRPO-L", "CPO", "PCPO", "PDO")):
-        _, kls, rates, _ = re.search(rf"^(\| {algo} )\| ([\d., ]+) \| ([\d., ]*)(\|)$", page, re.M).groups()
-        settings = [SCRIPTS[name].TASK_SETTINGS[task] for task in tasks]
-        assert [float(kl) for kl in kls.split(",")] == [x["target_kl"] for x in settings], algo
-        if "lagrangian_lr" in settings[0]:
-            assert [float(rate) for rate in rates.split(",")] == [x["lagrangian_lr"] for x in settings], algo
+    for algo, task, target_kl, rate, std, result, note in rows[1:]:
+        shown = [algo, f"SafetyBall{task}-v0", target_kl, rate, std, *result.split(" / ")]
+        keys = ("algo", "task", "target_kl", "lagrangian_lr", "std_end", "return", "cost")
+        assert shown in [[trial[key] for key in keys] for trial in trials], shown
+        for metric, value in zip(
+            ("return", "cost"), re.findall(r"published (\S+) / (\S+)", note)[0] if note[:5] == "built" else ()
+        ):
+            iterations, values = published[f"SafetyBall{task}-v0", algo, metric]
+            mean = values[(iterations > 36) & (iterations <= 40)].mean()
+            assert value == f"{mean:.{len(value.partition('.')[2])}f}", (algo, task, metric)
