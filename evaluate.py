@@ -55,7 +55,7 @@ def load(path, script=None, env_id=None):
         checkpoint = dict(torch.load(path, map_location="cpu", weights_only=True))
         args, weights, name = checkpoint["args"], checkpoint["agent"], Path(checkpoint["script"]).name
         task = [args[name] for name in ("env_id", "cost_limit", "augment_state")]
-        int(args["seed"]), int(checkpoint["iteration"]), weights.items()
+        args["seed"], checkpoint["iteration"] + 1, weights.items()
     except Exception as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else "damaged, or not a checkpoint of ours"
         raise ValueError(f"RUN: {path}: {getattr(error, 'strerror', None) or reason}") from error
