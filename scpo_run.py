@@ -65,7 +65,7 @@ def parse(cls, argv, **options):
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
-        message = re.split("[─-]{5,}", said.getvalue())[1]  # between the box's first two rules
+        message = re.split("[─-]{5,}|Got errors", said.getvalue())[1]  # the first thing in its box
         raise ValueError(re.sub(r"[│╮╰\s]+", " ", message).strip()) from None
 
 
@@ -234,7 +234,7 @@ def run(train, Args, task_settings, argv=None):
         folder, lock, made_by = open_folder(args, script, loaded)
     except ValueError as error:
         faulthandler.cancel_dump_traceback_later()
-        say(f"{script.name}: {' '.join(str(error).split())}", sys.stderr)
+        say(f"{script.name}: {' '.join(str(error).split())[:500]}", sys.stderr)
         raise SystemExit(2) from None
     stop = []
 

@@ -1,0 +1,223 @@
+"""Hostile command lines for every command: one clear line and status 2, or it does what was asked.
+
+Lines are drawn at random with a fixed seed: numbers too large, negative, NaN, of the wrong type, missing or unknown
+flags, folders where files are meant. No line may allocate gigabytes: the address space is limited meanwhile.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import random
+import resource
+import signal
+
+import pytest
+import torch
+
+import evaluate
+import scpo_run
+
+SCRIPTS = ["scpo_continuous", "scpo_discrete"]
+SCRIPTS += [f"baselines.{name}" for name in ("trpo", "trpo_lagrangian", "cpo", "pcpo", "pdo")]
+LINES = 30  # for each command
+HUGE = "9" * 30
+INTS = "-1 0 1 2 3 4 20 40 64 65 1000 100001 1000000 500001 2147483648 1_0 +2".split() + [HUGE, f"-{HUGE}"]
+FLOATS = "nan inf -inf -1 -0.0 0 1e-320 1e-9 0.1 0.5 1 1.5 1e5 1e7 1e30 1e400 -1e400".split() + [HUGE]
+WORDS = [
+    "",
+    " ",
+    "None",
+    "True",
+    "1e3",
+    "0x10",
+    "1,2",
+    "é",
+    "-",
+    "--",
+    "--seed",
+    "a\nb",
+    "\x1b[31m",
+    "%s",
+    "~",
+    "9" * 5000,
+]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """A run of scpo_continuous and what could be taken for one."""
+    folder = tmp_path_factory.mktemp("places")
+    run_dir = folder / "runs"
+    module = importlib.import_module("scpo_continuous")
+    scpo_run.run(
+        module.train, module.Args, module.TASK_SETTINGS, [*small("scpo_continuous"), "--runs-dir", str(run_dir)]
+    )
+    (good,) = run_dir.iterdir()
+    whole = torch.load(good / "last.pt", weights_only=True)
+    agent = whole["agent"]
+    spoiled = {
+        "text": "no checkpoint",
+        "half": (good / "last.pt").read_bytes()[:5000],
+        "list": [1, 2],
+        "empty": {},
+        "no agent": {key: value for key, value in whole.items() if key != "agent"},
+        "no adam": {key: value for key, value in whole.items() if key != "adam"},
+        "no critic": dict(whole, agent={name: x for name, x in agent.items() if not name.startswith("critic")}),
+        "wide": dict(whole, agent={name: torch.zeros(7, 7) for name in agent}),
+        "other script": dict(whole, script="cpo.py"),
+        "no script": dict(whole, script="../nowhere.py"),
+        "other task": dict(whole, args=dict(whole["args"], env_id="CartPole-v1")),
+    }
+    paths = [
+        good,
+        good / "last.pt",
+        good / "best_safe.pt",
+        run_dir,
+        folder / "nowhere",
+        "/dev/null",
+        "/proc/1",
+        "n" * 300,
+    ]
+    for name, content in spoiled.items():
+        (folder / name).mkdir()
+        path = folder / name / "last.pt"
+        if isinstance(content, str):
+            path.write_text(content)
+        elif isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            torch.save(content, path)
+        paths.append(path.parent)
+    (folder / "folder" / "last.pt").mkdir(parents=True)
+    return [*map(str, paths), str(folder / "folder")]
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch, tmp_path):
+    """At most two gigabytes more than now; signal handlers and folder as before."""
+    monkeypatch.chdir(tmp_path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2 * 2**30, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def small(script):
+    task = "toy_env:ToyChoice-v0" if "discrete" in script else "toy_env:Toy-v0"
+    size = "--num-envs 2 --num-steps 20 --total-timesteps 80 --cost-limit 3"
+    size += " --minibatch-size 20 --no-compile" if "scpo" in script else " --critic-minibatches 2"
+    return f"--env-id {task} {size}".split()
+
+
+def hostile(rng, types, places):
+    """Draws one or two flags of {name: type} with odd values, mostly of their type.
+
+    Sometimes a value is missing, a word too many or a flag unknown.
+    """
+    words = []
+    for name in rng.sample(sorted(types), rng.choice([1, 1, 2])):
+        flag, anything = f"--{name.replace('_', '-')}", [*INTS, *FLOATS, *WORDS, *places]
+        typed = INTS if types[name] is int else FLOATS if "float" in str(types[name]) else [*WORDS, *places]
+        value = rng.choice(typed if rng.random() < 0.8 else anything)
+        words += rng.choice([[flag, value]] * 8 + [[f"{flag}={value}"], [flag]])
+    return words + rng.choice([[]] * 12 + [[rng.choice(WORDS)], ["--unknown", "1"]])
+
+
+def outcome(command, argv, prints):
+    """Returns the one line that refuses argv, or None if it works."""
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            command(argv)
+    except SystemExit as stop:
+        line = err.getvalue()
+        assert (stop.code, out.getvalue(), line.count("\n")) == (2, "", 1), (argv, line)
+        names = ["--", "RUN", "Unrecognized options", *(word for word in argv if len(word) > 9)]
+        assert len(line) <= 540 and any(name in line for name in names), (argv, line)
+        return line
+    except BaseException as error:
+        raise AssertionError(f"{argv} ends with {error!r}") from error
+    assert bool(out.getvalue()) == prints, argv
+
+
+def assert_as_given(args, argv):
+    """Each flag has the value that the command line gave it last."""
+    given = {}
+    for word, following in zip(argv, [*argv[1:], None]):
+        flag, equals, value = word.partition("=")
+        given[flag[2:].replace("-", "_")] = value if equals else following
+    for name, text in given.items():
+        value = getattr(args, name, True)
+        if not isinstance(value, (bool, tuple)):  # a switch has no value, a tuple several
+            assert value == (None if text == "None" else type(value)(text)), (argv, name, value)
+
+
+def script_command(script, monkeypatch):
+    """Returns the script as a function of argv that trains for an iteration, if it is short, and the args it took."""
+    module, taken = importlib.import_module(script), []
+
+    def keep(iterations, checkpoint, loaded, args, *rest):
+        taken.append(args)
+        counts = "update_epochs critic_epochs cg_iters line_search_steps fisher_subsampling".split()
+        if args.num_envs * args.num_steps <= 100 and all(getattr(args, name, 1) <= 10 for name in counts):
+            with contextlib.suppress(FloatingPointError):  # a learning rate of 1e6 is allowed
+                next(iterations)
+
+    monkeypatch.setattr(scpo_run, "keep", keep)
+    monkeypatch.setattr(module, "compiled", lambda function, *example: function, raising=False)
+    return lambda argv: scpo_run.run(module.train, module.Args, module.TASK_SETTINGS, argv), taken
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_refuses_or_does_as_told(script, places, monkeypatch):
+    module, rng = importlib.import_module(script), random.Random(script)
+    command, taken = script_command(script, monkeypatch)
+    types = {field.name: field.type for cls in (module.Args, scpo_run.RunArgs) for field in dataclasses.fields(cls)}
+    refused = set()
+    for _ in range(LINES):
+        argv = [*small(script), *hostile(rng, types, places)]
+        before = len(taken)
+        line = outcome(command, argv, prints=False)
+        if line is None:
+            assert_as_given(taken[-1], argv)
+        else:
+            assert line.startswith(f"{script.split('.')[-1]}.py: ") and len(taken) == before
+            refused.add(line)
+    assert len(taken) >= LINES / 10 and len(refused) >= LINES / 3  # both were tried
+
+
+def test_resume_refuses_whatever_is_no_run_of_the_script(places, monkeypatch):
+    command, taken = script_command("scpo_continuous", monkeypatch)
+    for place in [*places, *WORDS]:
+        line = outcome(command, [f"--resume={place}", "--total-timesteps", "120"], prints=False)
+        if place == places[0]:
+            assert line is None and taken.pop().resume == place
+        else:
+            assert "None" == place or "--resume" in line or "--env-id CartPole-v1" in line, line  # None: a new run
+    assert not taken
+
+
+EVALUATE = dict(episodes=int, seed=int, max_steps=int, env_id=str, script=str, video=str)
+
+
+def test_evaluate_refuses_or_does_as_told(places, monkeypatch):
+    monkeypatch.setattr(evaluate, "tqdm", lambda seeds, **kwargs: seeds[:2])  # a million episodes are allowed
+    rng, lines = random.Random(1), []
+    for _ in range(2 * LINES):
+        run = places[0] if rng.random() < 0.8 else rng.choice([*places, *WORDS])
+        argv = [run, "--episodes", "1", "--deterministic", *hostile(rng, EVALUATE, places)]
+        lines.append(outcome(evaluate.main, argv, prints=True))
+    assert lines.count(None) >= LINES / 10 and len(set(lines)) >= LINES / 3
+
+
+def test_evaluate_refuses_whatever_is_no_run(places):
+    good = [*places[:3], *(place for place in places if place.endswith("no adam"))]
+    for place in [*places, *WORDS]:
+        line = outcome(evaluate.main, ["--episodes", "1", "--", place], prints=place in good)
+        assert (line is None) == (place in good), (place, line)
