@@ -50,8 +50,8 @@ def load(path, script=None, env_id=None):
     or in baselines/. env_id: another task with the same observations and actions. The task is wrapped as in training.
     `policy(obs)` returns the mean or likeliest action, `policy(obs, rng)` a sample. Raises ValueError, which says why.
     """
-    path = Path(path) / "last.pt" if Path(path).is_dir() else Path(path)
     try:
+        path = Path(path) / "last.pt" if Path(path).is_dir() else Path(path)
         checkpoint = dict(torch.load(path, map_location="cpu", weights_only=True))
         args, weights, name = checkpoint["args"], checkpoint["agent"], Path(checkpoint["script"]).name
         task = [args[name] for name in ("env_id", "cost_limit", "augment_state")]

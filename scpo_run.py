@@ -17,7 +17,6 @@ import contextlib
 import faulthandler
 import fcntl
 import io
-import itertools
 import json
 import math
 import os
@@ -137,7 +136,7 @@ def git_revision(folder):
 def new_folder(args, script):
     name = f"{re.sub('[/:]', '-', args.env_id)}__{script.stem}__{args.seed}"
     Path(args.runs_dir).mkdir(parents=True, exist_ok=True)
-    for second in itertools.count(int(time.time())):
+    for second in range(int(time.time()), sys.maxsize):
         folder = Path(args.runs_dir, f"{name}__{second}")
         with contextlib.suppress(FileExistsError):  # another run began in the same second
             folder.mkdir()
@@ -215,7 +214,8 @@ def run(train, Args, task_settings, argv=None):
     SIGINT and SIGTERM let the iteration end, save, and end the process with status 130 and 143.
     """
     script = Path(train.__code__.co_filename).resolve()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process without a traceback while there is nothing to save
+    for number in (signal.SIGINT, signal.SIGTERM):  # end the process while there is nothing to save
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir()), exist_ok=True)
     except OSError as error:  # torch makes this folder, and fails where it can't, even if nothing is compiled

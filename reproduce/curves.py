@@ -103,9 +103,14 @@ def length(path):
 def config(path):
     """Returns the settings of a run from its config.json."""
     try:
-        return dict(json.loads(Path(path).read_text()))
+        settings = dict(json.loads(Path(path).read_text()))
     except (OSError, ValueError, TypeError):
         raise BadFile(f"{path} is missing or not a run's settings")
+    estimator = settings.pop("safety_estimator", None)  # of runs from before --safety-lambdas
+    if estimator is not None:
+        named = {"mc": [1.0], "one-step": [0.0], "mean": [0.0, 1.0]}
+        settings["safety_lambdas"] = named[estimator] if estimator in named else [float(estimator)]
+    return settings
 
 
 def revisions(settings):

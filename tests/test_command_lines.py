@@ -22,7 +22,7 @@ SCRIPTS = ["scpo_continuous", "scpo_discrete"]
 SCRIPTS += [f"baselines.{name}" for name in ("trpo", "trpo_lagrangian", "cpo", "pcpo", "pdo")]
 LINES = 30  # for each command
 HUGE = "9" * 30
-INTS = "-1 0 1 2 3 4 20 40 64 65 1000 100001 1000000 500001 2147483648 1_0 +2".split() + [HUGE, f"-{HUGE}"]
+INTS = "-1 0 1 2 3 4 20 40 64 65 1025 100001 1000000 5000001 2147483648 1_0 +2".split() + [HUGE, f"-{HUGE}"]
 FLOATS = "nan inf -inf -1 -0.0 0 1e-320 1e-9 0.1 0.5 1 1.5 1e5 1e7 1e30 1e400 -1e400".split() + [HUGE]
 WORDS = [
     "",

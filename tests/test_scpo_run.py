@@ -852,10 +852,10 @@ def test_what_no_script_can_train_gets_one_line(script, tmp_path, capsys):
         (["--env-id", flags(script, task="Six")[1]], "step must return obs, reward, terminated, truncated, info"),
         (["--env-id", "toy_env:ToyNoCost-v0"], "actions must be" if "discrete" in script else 'info["cost"] is None'),
         (["--env-id", "Nowhere-v0"], "--env-id Nowhere-v0"),
-        (["--num-envs", 65], "--num-envs is 65, but must be in [1, 64]"),
+        (["--num-envs", 1025], "--num-envs is 1025, but must be in [1, 1024]"),
         (
-            ["--num-steps", 500001],
-            "--num-steps is 500001, but must be 1 or more, with num-envs x num-steps at most 1e6",
+            ["--num-steps", 5000001],
+            "--num-steps is 5000001, but must be 1 or more, with num-envs x num-steps at most 1e7",
         ),
     ):
         assert says in refused(capsys, run_script, script, *argv, *more)
