@@ -202,6 +202,9 @@ class Agent(nn.Module):
         super().__init__()
         self.action_space = action_space
         self.action_dim = self.noise_dim = math.prod(action_space.shape)
+        has_range = np.isfinite(action_space.low) & np.isfinite(action_space.high)
+        low, high = np.where(has_range, action_space.low, -1), np.where(has_range, action_space.high, 1)
+        self.middle, self.half = (high + low) / 2, (high - low) / 2
         self.actor = mlp(obs_dim, self.action_dim, last_std=0.01)  # the mean of a Gaussian
         self.actor_logstd = nn.Parameter(torch.zeros(self.action_dim))
         self.critic = mlp(obs_dim, 1, last_std=1.0)
@@ -234,10 +237,8 @@ class Agent(nn.Module):
 
     def to_env(self, actions):
         """Maps actions (num_envs, action_dim) to the task's: [-1, 1] to a component's range, if it has one; clips."""
-        low, high = self.action_space.low, self.action_space.high
-        has_range = np.isfinite(low) & np.isfinite(high)
-        start, end = np.where(has_range, low, -1), np.where(has_range, high, 1)
-        return np.clip((start + end) / 2 + (end - start) / 2 * actions.reshape(-1, *low.shape), low, high)
+        space = self.action_space
+        return np.clip(self.middle + self.half * actions.reshape(-1, *space.shape), space.low, space.high)
 
 
 def numpy_policy(agent):

@@ -191,6 +191,9 @@ class Agent(nn.Module):
         self.is_continuous = isinstance(action_space, gym.spaces.Box)
         if self.is_continuous:
             self.action_dim = self.noise_dim = math.prod(action_space.shape)
+            has_range = np.isfinite(action_space.low) & np.isfinite(action_space.high)
+            low, high = np.where(has_range, action_space.low, -1), np.where(has_range, action_space.high, 1)
+            self.middle, self.half = (high + low) / 2, (high - low) / 2
         else:
             self.num_choices = np.ravel(action_space.n if action_space.shape == () else action_space.nvec).tolist()
             self.action_dim, self.noise_dim = len(self.num_choices), sum(self.num_choices)
@@ -235,10 +238,7 @@ class Agent(nn.Module):
         actions = actions.reshape(-1, *self.action_space.shape)
         if not self.is_continuous:
             return actions.astype(np.int64) + getattr(self.action_space, "start", 0)
-        low, high = self.action_space.low, self.action_space.high
-        has_range = np.isfinite(low) & np.isfinite(high)
-        start, end = np.where(has_range, low, -1), np.where(has_range, high, 1)
-        return np.clip((start + end) / 2 + (end - start) / 2 * actions, low, high)
+        return np.clip(self.middle + self.half * actions, self.action_space.low, self.action_space.high)
 
 
 def numpy_policy(agent):
