@@ -1,5 +1,6 @@
 """The documentation's links, commands, flags and test names exist."""
 
+import csv
 import importlib
 import re
 import subprocess
@@ -85,3 +86,17 @@ def test_the_tests_that_docs_name_exist():
     sources = [path.read_text() for path in (ROOT / "tests").glob("test_*.py")]
     defined = {name for source in sources for name in re.findall(r"def (test_\w+)", source)}
     assert named and named <= defined, named - defined
+
+
+def test_the_speeds_in_the_readme_are_the_measured_ones():
+    with open(ROOT / "results/speed.csv") as file:
+        speeds = {(row["task"], row["script"]): row for row in csv.DictReader(file)}
+    text = " ".join((ROOT / "README.md").read_text().split())
+    ours = [
+        int(speeds[task, "scpo_continuous.py"]["steps_per_second"])
+        for task in ("SafetyBallCircle-v0", "SafetyBallRun-v0")
+    ]
+    assert f"{ours[0]:,} steps a second on one core on Circle and {ours[1]:,} on Run" in text
+    for peer in ("SB3 PPO on the package's task", "SB3 PPO on our task"):
+        circle, run = (speeds[task, peer]["ratio"] for task in ("SafetyBallCircle-v0", "SafetyBallRun-v0"))
+        assert f"{circle} and {run} times as many" in text

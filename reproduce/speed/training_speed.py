@@ -67,7 +67,7 @@ def main():
             best, startup = max(speed for speed, _ in speeds), min(startup for _, startup in speeds)
             ratio = max(speed for speed, _ in turns[args.scripts[0]]) / best
             print(f"{env_id:24} {name:32} {best:8.0f} {ratio:6.2f} {startup:8.1f}s", flush=True)
-            lines.append(f"{env_id},{name},{best:.0f},{ratio:.2f},{startup:.1f}")
+            lines.append(f'{env_id},"{name}",{best:.0f},{ratio:.2f},{startup:.1f}')  # a peer's name may have a comma
     if args.csv:
         Path(args.csv).write_text("\n".join(lines) + "\n")
 
