@@ -159,6 +159,8 @@ def process(monkeypatch):
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    for child in multiprocessing.active_children():  # of a test that failed
+        child.kill()
 
 
 @pytest.fixture
@@ -312,18 +314,25 @@ def test_the_summary_is_of_the_last_tenth_and_of_iterations_with_episodes(tmp_pa
     assert scpo_run.summary(path, 20) == "Mean of the last 2 iterations: return 18.5, cost 18.50, safe episodes 18.5%"
 
 
-@pytest.mark.parametrize("rate", [0, 0.5, 0.8])
-def test_best_safe_is_the_best_policy_within_the_limit_by_mean_cost_and_by_share(rate, tmp_path):
-    folder = made(tmp_path, "--min-safe-rate", rate, "--total-timesteps", 400)
-    safe = [row for row in rows(folder / "progress.csv") if float(row["episodic_cost"]) <= 3]
-    safe = [row for row in safe if float(row["safe_episode_rate"]) >= rate]
-    best = max(safe, key=lambda row: float(row["episodic_return"]))
-    kept = load(folder / "best_safe.pt")
-    assert kept["iteration"] == int(best["iteration"]) > 1
-    sampled = []
-    for progress in train(SimpleNamespace(**{**vars(read()), "total_timesteps": 400})):
-        sampled.append(progress.get("sampled_from"))
-    assert torch.equal(kept["agent"]["weights"], sampled[kept["iteration"]]["weights"])
+COSTS = {1: [0, 0, 0, 0, 0], 2: [0, 0, 0, 0, 9], 3: [0, 0, 0, 5, 5], 4: [0, 3.1, 3.1, 3.1, 3.1], 5: [0, 0, 0, 0, 100]}
+
+
+@pytest.mark.parametrize("rate, best", [(1, 1), (0.8, 2), (0.5, 3), (0, 4)])
+def test_best_safe_is_the_best_policy_within_the_limit_by_mean_cost_and_by_share(rate, best, tmp_path, happens):
+    """The return rises from iteration to iteration, and so does the cost, until its mean exceeds the limit of 3."""
+    for iteration, costs in COSTS.items():
+        place = {
+            "iteration": iteration,
+            "global_step": 8 * iteration,
+            "env": 0,
+            "return": float(iteration),
+            "length": 4,
+        }
+        episodes = [{**place, "cost": cost, "safe": int(cost <= 3)} for cost in costs]
+        happens(iteration, lambda episodes=episodes: {"episodes": episodes})
+    kept = load(made(tmp_path, "--min-safe-rate", rate, "--total-timesteps", 40) / "best_safe.pt")
+    sampled_from = [progress.get("sampled_from") for progress in train(read())]
+    assert kept["iteration"] == best and torch.equal(kept["agent"]["weights"], sampled_from[best]["weights"])
 
 
 def test_costs_that_add_up_to_the_limit_keep_it(tmp_path, happens):
@@ -382,7 +391,7 @@ def test_a_runs_revision_is_that_of_the_python_files(tmp_path):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=A", "-c", "user.email=a@example.org"]
     subprocess.run([*git, "init", "-q"], check=True)
     assert scpo_run.git_revision(scripts) == "unknown"  # no commit yet
-    for command in (["add", "."], ["commit", "-qm", "first"], ["tag", "v1"]):
+    for command in (["add", "."], ["commit", "-qm", "first"], ["tag", "-am", "one", "v1"]):
         subprocess.run([*git, *command], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout[:12]
     (tmp_path / "results.csv").write_text("2\n")  # what a campaign writes while it goes on
