@@ -553,7 +553,8 @@ def finished(tmp_path_factory):
     return made(tmp_path_factory.mktemp("finished"))
 
 
-def test_a_complete_run_can_be_made_longer_by_another_revision(tmp_path, monkeypatch):
+def test_a_complete_run_can_be_made_longer_by_another_revision(tmp_path, monkeypatch, happens):
+    happens(1, lambda: time.sleep(0.1))
     runs_dir = tmp_path / "runs"
     for revision, total, done in (("a", 24, 3), ("b", 40, 5), ("b", 56, 7)):
         monkeypatch.setattr(scpo_run, "git_revision", lambda folder, revision=revision: revision)
@@ -562,6 +563,8 @@ def test_a_complete_run_can_be_made_longer_by_another_revision(tmp_path, monkeyp
         config = json.loads((only(runs_dir) / "config.json").read_text())
         assert config["total_timesteps"] == total and load(only(runs_dir) / "last.pt")["iteration"] == done
         assert config["revisions"] == load(only(runs_dir) / "last.pt")["revisions"] == ["a", "b"][: 1 + (done > 3)]
+    seconds = [float(row["seconds"]) for row in rows(only(runs_dir) / "progress.csv")]
+    assert seconds == sorted(seconds) and seconds[0] > 0.1  # the clock goes on too
     assert_same_run(only(runs_dir), made(tmp_path / "whole", "--total-timesteps", 56))
 
 
@@ -781,12 +784,12 @@ def test_on_a_terminal_the_progress_stays_in_one_line_of_80_columns(tmp_path, ha
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
-    episode = {"iteration": 1, "global_step": 8, "env": 0, "return": -1234.5, "cost": 1225.25, "length": 3, "safe": 1}
+    episode = {"iteration": 1, "global_step": 8, "env": 0, "return": -1e9 / 3, "cost": 1e9, "length": 3, "safe": 1}
     happens(2, lambda: {"episodes": [episode]})
     run("--runs-dir", tmp_path, "--total-timesteps", 8 * 20)
     lines = terminal.getvalue().split("\r")
     assert len(lines) == 21 and lines[-1] == "" and {len(line) for line in lines[:-1]} == {79}
-    assert "2/20 return -1234.5, cost 1225.25, safe 100%" in lines[1]
+    assert "2/20 return -333333333.3, cost 1000000000.00, safe 100%" in lines[1]
 
 
 @pytest.mark.parametrize("place", ["file/cache", "cache"])
