@@ -8,9 +8,11 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import math
 import random
 import resource
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -147,15 +149,26 @@ def outcome(command, argv, prints):
 
 
 def assert_as_given(args, argv):
-    """Each flag has the value that the command line gave it last."""
-    given = {}
-    for word, following in zip(argv, [*argv[1:], None]):
-        flag, equals, value = word.partition("=")
-        given[flag[2:].replace("-", "_")] = value if equals else following
-    for name, text in given.items():
-        value = getattr(args, name, True)
-        if not isinstance(value, (bool, tuple)):  # a switch has no value, a tuple several
-            assert value == (None if text == "None" else type(value)(text)), (argv, name, value)
+    """Each flag has the value that the command line gave it last, and no word was left aside."""
+    words = list(argv)
+    while words:
+        flag, equals, text = words.pop(0).partition("=")
+        value = getattr(args, flag[2:].replace("no-", "").replace("-", "_"))
+        if isinstance(value, tuple):
+            assert len(value) <= len(words) + bool(equals)
+            words = words[len(value) - bool(equals) :]
+        elif not isinstance(value, bool):
+            text = text if equals else words.pop(0)
+            is_last = not any(word.partition("=")[0] == flag for word in words)
+            assert not is_last or value == (None if text == "None" else type(value)(text)), (argv, flag, value)
+
+
+def train_an_iteration(iterations, args):
+    """Trains for an iteration, where that takes no longer than a moment."""
+    counts = "update_epochs critic_epochs cg_iters line_search_steps fisher_subsampling".split()
+    if args.num_envs * args.num_steps <= 100 and all(getattr(args, name, 1) <= 10 for name in counts):
+        with contextlib.suppress(FloatingPointError):  # a learning rate of 1e6 is allowed
+            next(iterations)
 
 
 def script_command(script, monkeypatch):
@@ -164,10 +177,7 @@ def script_command(script, monkeypatch):
 
     def keep(iterations, checkpoint, loaded, args, *rest):
         taken.append(args)
-        counts = "update_epochs critic_epochs cg_iters line_search_steps fisher_subsampling".split()
-        if args.num_envs * args.num_steps <= 100 and all(getattr(args, name, 1) <= 10 for name in counts):
-            with contextlib.suppress(FloatingPointError):  # a learning rate of 1e6 is allowed
-                next(iterations)
+        train_an_iteration(iterations, args)
 
     monkeypatch.setattr(scpo_run, "keep", keep)
     monkeypatch.setattr(module, "compiled", lambda function, *example: function, raising=False)
@@ -190,6 +200,35 @@ def test_a_script_refuses_or_does_as_told(script, places, monkeypatch):
             assert line.startswith(f"{script.split('.')[-1]}.py: ") and len(taken) == before
             refused.add(line)
     assert len(taken) >= LINES / 10 and len(refused) >= LINES / 3  # both were tried
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_no_number_passes_that_can_not_be_used(script):
+    """Each flag with each number, one at a time: refused by name, or the largest and the smallest train."""
+    module = importlib.import_module(script)
+    usual, _ = scpo_run.read_flags(module.Args, module.TASK_SETTINGS, Path(module.__file__), small(script))
+    quick = dict(minibatch_size=2, update_epochs=1) if "scpo" in script else dict(critic_minibatches=1, critic_epochs=1)
+    usual = dataclasses.replace(usual, total_timesteps=10**15, save_every=0, **quick)
+    for field in dataclasses.fields(module.Args):
+        values = INTS if field.type is int else FLOATS if "float" in str(field.type) else []
+        accepted = {}
+        for text in values if "tuple" not in str(field.type) else ():
+            value = int(text) if field.type is int else float(text)
+            args = dataclasses.replace(usual, **{field.name: value})
+            try:
+                module.check_args(args)
+                accepted[value] = args
+            except ValueError as error:
+                assert f"--{field.name.replace('_', '-')} is" in str(error) or field.name in (
+                    "num_envs",
+                    "num_steps",
+                ), error
+        assert not any(map(math.isnan, accepted)), field.name
+        assert field.name in ("k", "target_kl") or not any(map(math.isinf, accepted)), field.name
+        for value in {min(accepted), max(accepted)} if accepted else ():
+            iterations = module.train(accepted[value])
+            next(iterations)
+            train_an_iteration(iterations, accepted[value])
 
 
 def test_resume_refuses_whatever_is_no_run_of_the_script(places, monkeypatch):
