@@ -79,7 +79,7 @@ class Args:
     augment_state: bool = True  # append the share of the cost limit spent so far to the observation
     device: Literal["cpu", "cuda"] = "cpu"  # where the updates run; the CPU is faster for networks this small
     compile: bool = True  # compile the gradient step: takes 20 s once, then training is 3 times faster
-    save_every: int = 10  # iterations from checkpoint to checkpoint; at each, new episodes begin (0: no checkpoints)
+    save_every: int = 10  # iterations from checkpoint to checkpoint; at each, new episodes begin (0: only at the end)
 
 
 def check_args(args):
@@ -269,11 +269,11 @@ def safety_q(safe, next_safety_values, dones, safety_gamma, lam):
     geometric average of the paper's n-step estimates.
     """
     q = np.empty_like(next_safety_values)
-    monte_carlo = next_safety_values[-1]  # nothing beyond the rollout's end is known but the critic
+    bracket = next_safety_values[-1]  # that of Q_t above; of what comes after the rollout only the critic knows
     for t in reversed(range(len(q))):
-        average = (1 - lam) * next_safety_values[t] + lam * monte_carlo
+        average = (1 - lam) * next_safety_values[t] + lam * bracket
         q[t] = np.where(dones[t], next_safety_values[t], average)
-        monte_carlo = (1 - safety_gamma) * safe[t] + safety_gamma * q[t]
+        bracket = (1 - safety_gamma) * safe[t] + safety_gamma * q[t]
     return q
 
 
@@ -517,6 +517,7 @@ if __name__ == "__main__":
             env_id = tyro.cli(Args).env_id
             settings = task_settings.get(env_id, task_settings["any other task"])
             args = tyro.cli(Args, default=Args(**dict(settings, env_id=env_id)))
+            print("There is no scpo_run.py to import: no checkpoints, no --resume, logs for TensorBoard in runs/")
             writer = SummaryWriter(f"runs/{env_id.replace(':', '-')}__{args.seed}__{int(time.time())}")
             for progress in train(args):
                 global_step = progress["checkpoint"]["iteration"] * args.num_envs * args.num_steps

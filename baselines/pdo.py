@@ -72,7 +72,7 @@ class Args:
     cost_limit: Optional[float] = 25  # cost an episode may spend on average, undiscounted
     augment_state: bool = False  # append the share of the cost limit spent so far to the observation, as SCPO does
     device: Literal["cpu", "cuda"] = "cpu"  # where the updates run; the CPU is faster for networks this small
-    save_every: int = 10  # iterations from checkpoint to checkpoint; at each, new episodes begin (0: no checkpoints)
+    save_every: int = 10  # iterations from checkpoint to checkpoint; at each, new episodes begin (0: only at the end)
 
 
 def check_args(args):
@@ -572,6 +572,7 @@ if __name__ == "__main__":
             env_id = tyro.cli(Args).env_id
             settings = task_settings.get(env_id, task_settings["any other task"])
             args = tyro.cli(Args, default=Args(**dict(settings, env_id=env_id)))
+            print("There is no scpo_run.py to import: no checkpoints, no --resume, logs for TensorBoard in runs/")
             writer = SummaryWriter(f"runs/{env_id.replace(':', '-')}__{args.seed}__{int(time.time())}")
             for progress in train(args):
                 global_step = progress["checkpoint"]["iteration"] * args.num_envs * args.num_steps

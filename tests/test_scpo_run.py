@@ -842,7 +842,8 @@ def test_copied_alone_into_an_empty_folder_it_trains_prints_and_logs(script, tmp
         runpy.run_path(str(copy), run_name="__main__")
 
     assert ended(fork(tmp_path / "said", alone)) == 0, (tmp_path / "said/stderr").read_text()
-    lines = (tmp_path / "said/stdout").read_text().splitlines()
+    notice, *lines = (tmp_path / "said/stdout").read_text().splitlines()
+    assert notice.startswith("There is no scpo_run.py")
     assert [line.split()[0] for line in lines] == ["0", "128", "256", "384"]
     assert all("episodic_return " in line and "episodic_cost " in line for line in lines[1:])
     tags = {tag for tag, step, _ in logged(only(tmp_path / "runs")) if step == 384}
