@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import scpo_continuous
 import scpo_run
 
 ROOT = Path(__file__).parent.parent
@@ -100,3 +102,18 @@ def test_the_speeds_in_the_readme_are_the_measured_ones():
     for peer in ("SB3 PPO on the package's task", "SB3 PPO on our task"):
         circle, run = (speeds[task, peer]["ratio"] for task in ("SafetyBallCircle-v0", "SafetyBallRun-v0"))
         assert f"{circle} and {run} times as many" in text
+
+
+def test_the_toys_in_the_theory_page():
+    """The table of advantages, by our functions; the diagrams have the same probabilities and rewards."""
+    page = (ROOT / "docs" / "theory.md").read_text()
+    toys = re.findall(r"^\| (?:first|second) \| (.*) \|$", page, re.M)
+    diagrams = re.findall(r"```mermaid\n(.*?)```", page, re.S)
+    assert len(toys) == 2
+    for toy, diagram in zip(toys, diagrams):
+        *q, _, _, _, _, _ = numbers = np.array(toy.split(" | "), dtype=float)
+        assert q == [float(p) for p in re.findall(r'a[01] -->\|"([\d.]+)"\| safe', diagram)]
+        rewards = np.array(re.findall(r"reward (\d+)", diagram), dtype=float)
+        for k, printed in zip((0, 1, 4, 8, np.inf), numbers[2:]):
+            first, second = scpo_continuous.nullify(rewards, np.zeros(2), np.array(q), k, 0.0, 0.0)
+            assert (first - second) / 2 == pytest.approx(printed, abs=0.00501)
