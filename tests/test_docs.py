@@ -117,3 +117,17 @@ def test_the_toys_in_the_theory_page():
         for k, printed in zip((0, 1, 4, 8, np.inf), numbers[2:]):
             first, second = scpo_continuous.nullify(rewards, np.zeros(2), np.array(q), k, 0.0, 0.0)
             assert (first - second) / 2 == pytest.approx(printed, abs=0.00501)
+
+
+def on_run():
+    """{algorithm: (return, cost, share of safe episodes, seeds)} of the full-length runs on Run."""
+    with open(ROOT / "results" / "campaign.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["task"] == "SafetyBallRun-v0"]
+    return {row["algorithm"]: tuple(float(row[x]) for x in ("return", "cost", "safe", "seeds")) for row in rows}
+
+
+def test_how_the_baselines_do():
+    """The table in docs/baselines.md is of results/campaign.csv."""
+    page, words = (ROOT / "docs" / "baselines.md").read_text(), {1: "", 2: ", two seeds", 3: ", three seeds", 4: ", four seeds"}
+    for algorithm, (returned, cost, safe, seeds) in on_run().items():
+        assert f"| {algorithm}{words[seeds]} | {returned:,.0f} | {cost:.1f} | {safe:.0%} |".replace("%", " %") in page
