@@ -97,6 +97,11 @@ def main(argv=None):
     parser.add_argument("--width", type=int, default=800, help="pixels of the whole film (default: 800)")
     args = parser.parse_args(argv)
     try:
+        for name, least, most in (("seed", 0, 2**31 - 1), ("every", 1, 10_000), ("width", 100, 4000)):
+            if not least <= getattr(args, name) <= most:
+                raise ValueError(f"--{name} is {getattr(args, name)}, but must be in [{least}, {most}]")
+        if not args.out.endswith(".gif"):
+            raise ValueError(f"--out is {args.out}, but must be the name of a .gif file")
         film(args.out, args.runs, args.seed, args.every, args.width)
     except (ValueError, OSError) as error:
         fail("reproduce.film", error)
