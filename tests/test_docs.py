@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import scpo_continuous
 import scpo_run
@@ -128,6 +129,28 @@ def on_run():
 
 def test_how_the_baselines_do():
     """The table in docs/baselines.md is of results/campaign.csv."""
-    page, words = (ROOT / "docs" / "baselines.md").read_text(), {1: "", 2: ", two seeds", 3: ", three seeds", 4: ", four seeds"}
+    page, words = (
+        (ROOT / "docs" / "baselines.md").read_text(),
+        {1: "", 2: ", two seeds", 3: ", three seeds", 4: ", four seeds"},
+    )
     for algorithm, (returned, cost, safe, seeds) in on_run().items():
         assert f"| {algorithm}{words[seeds]} | {returned:,.0f} | {cost:.1f} | {safe:.0%} |".replace("%", " %") in page
+
+
+def test_the_readme_says_for_whom_by_what_was_measured():
+    text, run = " ".join((ROOT / "README.md").read_text().split()), on_run()
+    ours, lagrangian, cpo = (run[algorithm] for algorithm in ("SCPO", "TRPO-L", "CPO"))
+    share = "on Run {:.0%} of its late episodes do, {:.0%} with TRPO-L and {:.0%} with CPO".format(
+        ours[2], lagrangian[2], cpo[2]
+    )
+    assert share.replace("%", " %") in text
+    assert f"at a mean of {lagrangian[1]:.1f} and {cpo[1]:.1f} with a limit of 25, SCPO at {ours[1]:.1f}" in text
+    assert min(lagrangian[0], cpo[0]) > 0.95 * ours[0]  # about the same return
+    assert "(Four seeds of SCPO, one of each of the others.)" in text
+    assert [x[3] for x in (ours, lagrangian, cpo)] == [4, 1, 1]
+
+
+def test_the_film_is_small_and_moves():
+    path = ROOT / "results" / "film.gif"
+    with Image.open(path) as film:
+        assert film.is_animated and path.stat().st_size < 1.5e6
