@@ -1,7 +1,7 @@
 """What a run needs besides its algorithm, for all seven scripts: flags, a folder, logs, checkpoints, --resume, signals.
 
 A script calls `run(train, Args, TASK_SETTINGS)`. Its `train(args, checkpoint=None)` is a generator. It yields a dict
-once the task and the networks stand, with "checkpoint" alone, and another one after each iteration:
+once before the first iteration, with "checkpoint" alone, and then one after each iteration:
 
     checkpoint    tensors and plain values to go on from; "iteration" and "agent", the networks' weights, are among them
     scalars       {"group/name": value} to log
@@ -9,7 +9,7 @@ once the task and the networks stand, with "checkpoint" alone, and another one a
     sampled_from  the weights of the policy that played these episodes
 
 A run leaves runs/<env>__<script>__<seed>__<time>/ with config.json, progress.csv (a row an iteration), episodes.csv (a
-row an episode), TensorBoard events, last.pt, from which --resume goes on to the last bit, and best_safe.pt, the policy
+row an episode), TensorBoard events, last.pt, from which --resume goes on exactly, and best_safe.pt, the policy
 that earned most within the limit.
 """
 
@@ -50,7 +50,7 @@ class RunArgs:
 
 
 VERSIONS = dict(python=sys.version.split()[0], **{x: version(x) for x in ("torch", "numpy", "gymnasium")})
-# What --resume may change, for it concerns the process; all other flags define the run
+# What --resume may change, since it concerns only the process. All other flags define the run
 PROCESS_FLAGS = "total_timesteps device compile resume iteration_timeout track wandb_project_name wandb_entity".split()
 SAVED = "script args revisions iteration agent best_return seconds files".split()  # in every last.pt
 
@@ -76,7 +76,7 @@ def check(args, name, is_allowed, allowed):
 def read_flags(Args, task_settings, script, argv=None):
     """Returns the flags of Args and RunArgs, and the checkpoint of --resume or None. Raises ValueError for wrong ones.
 
-    The defaults are the task's settings or, with --resume, those of the run to go on with.
+    The defaults are the task's settings or, with --resume, the settings of the run to go on with.
     """
 
     @dataclass
@@ -145,7 +145,7 @@ def new_folder(args, script):
 
 
 def open_folder(args, script, checkpoint):
-    """Makes the run's folder, or opens that of --resume and cuts off what was logged after its checkpoint.
+    """Makes the run's folder. With --resume opens the old one and cuts off what was logged after its checkpoint.
 
     Returns its path, a lock on it and what to save with every checkpoint. Raises ValueError where that can't be done.
     """
@@ -210,7 +210,7 @@ def say(message, stream, end="\n"):
 
 
 def run(train, Args, task_settings, argv=None):
-    """Trains by the command line's flags, or those of `argv`, logs and saves; bad input gets one line and status 2.
+    """Trains with the flags of the command line or of `argv`, logs and saves. Bad input gets one line and status 2.
 
     SIGINT and SIGTERM let the iteration end, save, and end the process with status 130 and 143.
     """
