@@ -154,11 +154,13 @@ def process(monkeypatch):
     """A run sets signal handlers and may set a variable. Waiting for the disk would take most of the time."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(os, "environ", os.environ.copy())
+    environment = dict(os.environ)
     torch.set_num_threads(1)  # a fork of a process with threads can hang
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    os.environ.clear()
+    os.environ.update(environment)
     for child in multiprocessing.active_children():  # of a test that failed
         child.kill()
 
@@ -830,6 +832,21 @@ def test_a_cache_folder_that_can_not_be_made_is_replaced(place, tmp_path, monkey
     made(tmp_path / "runs")
     assert os.path.isdir(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     assert ("TORCHINDUCTOR_CACHE_DIR can't be used: [Errno 20]" in capsys.readouterr().err) == (place == "file/cache")
+
+
+def test_torch_compiles_though_the_cache_folder_has_a_space(tmp_path, monkeypatch):
+    os.environ.update(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "a b"), TORCHINDUCTOR_COMPILE_THREADS="1")
+    for name in ("avx2", "avx512", "amx_tile"):  # each is tried by a compilation of its own
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda: False, raising=False)
+
+    def train_and_compile():
+        run("--runs-dir", tmp_path / "runs")
+        double = torch.compile(lambda x: 2 * x, options={"cpp_cache_precompile_headers": False})
+        assert double(torch.ones(3)).tolist() == [2, 2, 2]
+
+    process = fork(tmp_path / "said", train_and_compile)
+    status, said = ended(process), (tmp_path / "said/stderr").read_text()
+    assert status == 0 and "TORCHINDUCTOR_CACHE_DIR can't be used: torch hands" in said, said
 
 
 # The seven scripts ----------------------------------------------------------------------------------------------------
