@@ -31,6 +31,13 @@ TASKS = {
     "SafetyBallReach-v0": Task(10, 500),
     "CartSafe-v0": Task(1, 150),
 }
+FAST = {  # of --fast: iterations, and steps in each
+    "SafetyBallCircle-v0": (400, 8192),
+    "SafetyBallRun-v0": (80, 8192),
+    "SafetyBallGather-v0": (100, 32768),
+    "SafetyBallReach-v0": (100, 32768),
+    "CartSafe-v0": (120, 8192),
+}
 ALGOS = {  # name: script; on CartSafe the script is scpo_discrete.py
     "SCPO": "scpo_continuous.py",
     "TRPO": "baselines/trpo.py",
