@@ -1,7 +1,7 @@
 """What a run needs besides its algorithm, for all seven scripts: flags, a folder, logs, checkpoints, --resume, signals.
 
 A script calls `run(train, Args, TASK_SETTINGS)`. Its `train(args, checkpoint=None)` is a generator. It yields a dict
-once the task and the networks stand, with "checkpoint" alone, and another one after each iteration:
+once before the first iteration, with "checkpoint" alone, and then one after each iteration:
 
     checkpoint    tensors and plain values to go on from; "iteration" and "agent", the networks' weights, are among them
     scalars       {"group/name": value} to log
@@ -17,7 +17,6 @@ import faulthandler
 import fcntl
 import io
 import json
-import math
 import os
 import re
 import shlex
@@ -50,7 +49,7 @@ class RunArgs:
 
 
 VERSIONS = dict(python=sys.version.split()[0], **{x: version(x) for x in ("torch", "numpy", "gymnasium")})
-# What --resume may change, for it concerns the process; all other flags define the run
+# What --resume may change, since it concerns only the process. All other flags define the run
 PROCESS_FLAGS = "total_timesteps device compile resume iteration_timeout track wandb_project_name wandb_entity".split()
 SAVED = "script args revisions iteration agent best_return seconds files".split()  # in every last.pt
 
@@ -208,7 +207,7 @@ def say(message, stream, end="\n"):
 
 
 def run(train, Args, task_settings, argv=None):
-    """Trains by the command line's flags, or those of `argv`, logs and saves; bad input gets one line and status 2.
+    """Trains with the flags of the command line or of `argv`, logs and saves. Bad input gets one line and status 2.
 
     SIGINT and SIGTERM let the iteration end, save, and end the process with status 130 and 143.
     """
@@ -257,7 +256,7 @@ def run(train, Args, task_settings, argv=None):
 
 def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
     """Logs and saves what `iterations` yields, until it ends or `stop` holds a signal. loaded: what --resume found."""
-    best_return, seconds = (loaded["best_return"], loaded["seconds"]) if loaded else (-math.inf, 0.0)
+    best_return, seconds = (loaded["best_return"], loaded["seconds"]) if loaded else (-np.inf, 0.0)
     start_time = time.monotonic() - seconds
     total = args.total_timesteps // (args.num_envs * args.num_steps)
     if args.track:
@@ -285,7 +284,7 @@ def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
         iteration, seconds = checkpoint["iteration"], time.monotonic() - start_time
         global_step = iteration * args.num_envs * args.num_steps
         for name, value in progress["scalars"].items():
-            if not math.isfinite(value):
+            if not np.isfinite(value):
                 raise FloatingPointError(f"{name} is NaN or infinite in iteration {iteration}")
 
         # Log
