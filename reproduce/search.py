@@ -12,23 +12,22 @@ mean cost is over the limit.
 """
 
 import argparse
-import csv
 import importlib
 import itertools
-import sys
 import time
 
 import numpy as np
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
 
 from reproduce import curves
-from reproduce.curves import RESULTS, TASKS
+from reproduce.curves import RESULTS, TASKS, last_tenth
 
 FOLDER = RESULTS / "search"
-T = 32768
-LENGTHS = {task: TASKS[task].iterations * T // 10 for task in TASKS}  # steps: a tenth of the published runs
+T = 32768  # steps of the paper's iterations
+FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 SPACE = dict(  # the first value of each is the paper's
     num_steps=[2048, 256, 512, 1024],
     minibatch_size=[64, 128, 256],
@@ -52,12 +51,12 @@ def script_of(task):
     return importlib.import_module("scpo_discrete" if task == "CartSafe-v0" else "scpo_continuous")
 
 
-def flags(task, values, seed, steps):
-    """Returns the script's Args for a trial's values."""
-    script = script_of(task)
-    values = dict(values, safety_lambdas=tuple(float(x) for x in values["safety_lambdas"].split()))
-    settings = dict(script.TASK_SETTINGS[task], env_id=task, seed=seed, anneal_lr=True, **values)
-    return script.Args(**dict(settings, total_timesteps=steps))
+def iterations(args):
+    """Trains in this process; yields mean return, mean cost and share of safe episodes of each iteration."""
+    script = importlib.import_module("scpo_discrete" if args.env_id == "CartSafe-v0" else "scpo_continuous")
+    for progress in itertools.islice(script.train(args), 1, None):
+        episodes = progress["episodes"] or [{"return": np.nan, "cost": np.nan, "safe": np.nan}]
+        yield [np.mean([episode[name] for episode in episodes]) for name in ("return", "cost", "safe")]
 
 
 def suggest(trial, task):
@@ -69,77 +68,110 @@ def suggest(trial, task):
     values["learning_rate"] = trial.suggest_float("learning_rate", 2e-4, 4e-3, log=True)
     values["reward_scale"] = trial.suggest_float("reward_scale", 0.003, 1, log=True)
     values["ent_coef"] = trial.suggest_categorical("ent_coef", [script_of(task).TASK_SETTINGS[task]["ent_coef"], 0.0])
-    return values
+    return dict(values, safety_lambdas=tuple(map(float, values["safety_lambdas"].split())))
 
 
 def score(returns, costs, target, allowed, limit, at_the_end):
     """What a trial is worth by the mean return and cost of its iterations so far: see the module's docstring."""
-    result = curves.last_tenth(returns) / target - 0.5 * min(max(curves.last_tenth(costs) / allowed - 1, 0), 1)
+    result = last_tenth(returns) / target - 0.5 * min(max(last_tenth(costs) / allowed - 1, 0), 2)
     if at_the_end:
         result -= 2 * min((costs[len(costs) // 2 :] > limit).mean(), 0.5)
     return float(result)
 
 
-def objective(trial, task, seeds, steps):
-    script, limit = script_of(task), TASKS[task].cost_limit
-    published = curves.load_published()
-    target, cost = (curves.last_tenth(published[task, "SCPO", name][1]) for name in ("return", "cost"))
-    values, scores = suggest(trial, task), []
-    start = time.monotonic()
-    for seed in seeds:
-        args = flags(task, values, seed, steps)
-        num_iterations = args.total_timesteps // (args.num_envs * args.num_steps)
-        returns, costs = [], []
-        for progress in itertools.islice(script.train(args), 1, None):
-            episodes = progress["episodes"] or [{"return": np.nan, "cost": np.nan}]
-            returns.append(np.mean([episode["return"] for episode in episodes]))
-            costs.append(np.mean([episode["cost"] for episode in episodes]))
-            quarter, rest = divmod(4 * len(returns), num_iterations)
-            if rest < 4 or len(returns) == num_iterations:
-                at_the_end = len(returns) == num_iterations
-                so_far = score(np.array(returns), np.array(costs), target, max(cost, limit / 3), limit, at_the_end)
-                if seed == seeds[0] and not at_the_end:
-                    trial.report(so_far, quarter)
-                    if trial.should_prune():
-                        raise optuna.TrialPruned()
-        scores.append(so_far)
-        for name, x in dict(returned=returns, cost=costs).items():
-            trial.set_user_attr(f"{name}_{seed}", round(float(curves.last_tenth(np.array(x))), 3))
-    trial.set_user_attr("seconds", round(time.monotonic() - start))
-    return float(np.mean(scores))
+def objective(trial, task, seed, steps):
+    published, limit = curves.load_published(), TASKS[task].cost_limit
+    target, cost = (last_tenth(published[task, "SCPO", name][1]) for name in ("return", "cost"))
+    script, start = script_of(task), time.monotonic()
+    settings = dict(script.TASK_SETTINGS[task], anneal_lr=True, **suggest(trial, task))
+    args = script.Args(**dict(settings, env_id=task, seed=seed, total_timesteps=steps))
+    num_iterations = args.total_timesteps // (args.num_envs * args.num_steps)
+    trial.set_user_attr("steps", steps)
+    trial.set_user_attr("seed", seed)
+    rows = []
+    for row in iterations(args):
+        rows.append(row)
+        returns, costs, _ = np.array(rows).T
+        at_the_end = len(rows) == num_iterations
+        so_far = score(returns, costs, target, max(cost, limit / 3), limit, at_the_end)
+        trial.set_user_attr("return", round(float(last_tenth(returns)), 3))
+        trial.set_user_attr("cost", round(float(last_tenth(costs)), 3))
+        trial.set_user_attr("seconds", round(time.monotonic() - start))
+        quarter, rest = divmod(4 * len(rows), num_iterations)
+        if rest < 4 and not at_the_end:
+            trial.report(so_far, quarter)
+            if trial.should_prune():
+                raise optuna.TrialPruned()
+    return so_far
 
 
-def study_of(task):
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    storage = JournalStorage(JournalFileBackend(str(FOLDER / f"{task}.journal")))
+def study_of(task, folder=FOLDER):
+    folder.mkdir(parents=True, exist_ok=True)
+    storage = JournalStorage(JournalFileBackend(str(folder / f"{task}.journal")))
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
-    sampler = optuna.samplers.TPESampler(multivariate=True, n_startup_trials=8)
+    sampler = optuna.samplers.TPESampler(n_startup_trials=8, constant_liar=True)
     options = dict(storage=storage, sampler=sampler, pruner=pruner, direction="maximize")
     return optuna.create_study(study_name=task, load_if_exists=True, **options)
 
 
+def write_trials(folder=FOLDER):
+    """Writes the trials of all journals to search.csv beside their folder, a row a trial."""
+    rows = []
+    for path in sorted(folder.glob("*.journal")):
+        for trial in study_of(path.stem, folder).trials:
+            value = (
+                trial.value if trial.value is not None else max(trial.intermediate_values.items(), default=[0, ""])[1]
+            )
+            told = {"task": path.stem, "trial": trial.number, "state": trial.state.name.lower(), "score": value}
+            rows.append({**told, **trial.user_attrs, **trial.params})
+    curves.write_rows(folder.parent / "search.csv", rows)
+
+
+def changes_one_by_one(task, seed):
+    """Trains with the paper's settings, each change of --fast alone, all but each, and all; writes fast_changes.csv."""
+    script, path = script_of(task), RESULTS / "fast_changes.csv"
+    paper, fast = script.TASK_SETTINGS[task], script.TASK_SETTINGS[f"{task} --fast"]
+    changed = [name for name in fast if name not in ("total_timesteps",) and fast[name] != paper.get(name)]
+    sets = {"none": [], **{f"{name} alone": [name] for name in changed}}
+    sets.update({f"all but {name}": [other for other in changed if other != name] for name in changed}, all=changed)
+    done = {(row["task"], row["seed"], row["changes"]) for row in curves.rows_of(path)}
+    for said, names in sets.items():
+        if (task, str(seed), said) in done:
+            continue
+        settings = dict(paper, env_id=task, seed=seed, total_timesteps=fast["total_timesteps"])
+        rows = np.array(list(iterations(script.Args(**settings, **{name: fast[name] for name in names}))))
+        returns, costs, safe = rows.T
+        row = {"task": task, "seed": seed, "changes": said, "steps": fast["total_timesteps"]}
+        row.update({"return": last_tenth(returns), "cost": last_tenth(costs), "safe": last_tenth(safe)})
+        row["iterations over the limit"] = int((costs[len(costs) // 2 :] > TASKS[task].cost_limit).sum())
+        curves.write_rows(path, [*curves.rows_of(path), row])
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="reproduce.search", description=__doc__.split("\n\n")[0])
-    parser.add_argument("task", choices=[*TASKS, "--csv"])
-    parser.add_argument("--trials", type=int, default=40, help="that the journal holds in the end")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[101], help="101 and up")
-    parser.add_argument("--steps", type=int, help="of a trial (default: a fifth of the published runs)")
+    parser.error = lambda message: curves.fail("reproduce.search", message.replace("argument ", ""))
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("--trials", type=int, default=40, help="that the task's journal holds in the end")
+    parser.add_argument("--seed", type=int, default=101, help="of the runs, 101 or more")
+    parser.add_argument("--steps", type=int, help="of a trial (default: a tenth of the published runs)")
+    parser.add_argument("--changes", action="store_true", help="instead: what each change of --fast does alone")
     args = parser.parse_args(argv)
-    if min(args.seeds) < 101:
-        curves.fail("reproduce.search", f"--seeds {min(args.seeds)}: seeds below 101 are for the figures")
+    if args.seed < 101:
+        curves.fail(
+            "reproduce.search", f"--seed is {args.seed}, but must be 101 or more: lower ones are for the figures"
+        )
+    if args.changes:
+        return changes_one_by_one(args.task, args.seed)
     study = study_of(args.task)
     if not study.trials:
         for values in EXPECTED[args.task]:
             study.enqueue_trial({**{name: choices[0] for name, choices in SPACE.items()}, **values})
-    while len(study.get_trials(deepcopy=False)) < args.trials:
+    steps = args.steps or TASKS[args.task].iterations * T // 10
+    while len(study.get_trials(states=FINISHED)) < args.trials:
         study.optimize(
-            lambda trial: objective(trial, args.task, args.seeds, args.steps or LENGTHS[args.task]),
-            n_trials=1,
-            catch=(FloatingPointError,),
+            lambda trial: objective(trial, args.task, args.seed, steps), n_trials=1, catch=FloatingPointError
         )
-        best = study.best_trial if any(t.state.is_finished() and t.value is not None for t in study.trials) else None
-        if best:
-            print(f"best: {best.value:.3f} {best.params} {best.user_attrs}", file=sys.stderr)
+    write_trials()
 
 
 if __name__ == "__main__":

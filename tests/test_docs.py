@@ -80,6 +80,16 @@ def test_functions_that_pages_name_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
+def test_links_name_functions_of_their_file(page):
+    """[`name`](file.py) leads to a file that defines the name."""
+    for names, target in re.findall(r"\[(`[\w.`, ]+`)\]\(([^)]+\.py)\)", (ROOT / page).read_text()):
+        source = ((ROOT / page).parent / target).read_text()
+        for name in re.findall(r"`([\w.]+)`", names):
+            if not name.endswith(".py"):
+                assert re.search(rf"^ *(def|class) {name.split('.')[-1]}\b", source, re.M), (name, target)
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_no_placeholder_is_left(page):
     assert not re.search(r"[A-Z]_(TABLE|SECTION)\b|TODO|XXX", (ROOT / page).read_text())
 
@@ -140,9 +150,8 @@ def test_how_the_baselines_do():
 def test_the_readme_says_for_whom_by_what_was_measured():
     text, run = " ".join((ROOT / "README.md").read_text().split()), on_run()
     ours, lagrangian, cpo = (run[algorithm] for algorithm in ("SCPO", "TRPO-L", "CPO"))
-    share = "on Run {:.0%} of its late episodes do, {:.0%} with TRPO-L and {:.0%} with CPO".format(
-        ours[2], lagrangian[2], cpo[2]
-    )
+    share = f"on Run {ours[2]:.0%} of its episodes at the end of training do"
+    share += f", {lagrangian[2]:.0%} with TRPO-L and {cpo[2]:.0%} with CPO"
     assert share.replace("%", " %") in text
     assert f"at a mean of {lagrangian[1]:.1f} and {cpo[1]:.1f} with a limit of 25, SCPO at {ours[1]:.1f}" in text
     assert min(lagrangian[0], cpo[0]) > 0.95 * ours[0]  # about the same return

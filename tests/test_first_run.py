@@ -18,6 +18,7 @@ import scpo_run
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "first-run.md").read_text()
+PROSE = " ".join(PAGE.split())  # wherever its lines break
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", PAGE, re.S)
 (_, START), (_, OUTPUT), _, (_, RECURSION), (_, LOAD), (_, JUDGE) = BLOCKS
 TABLE = {}  # {first cell: the numbers behind it} of all tables
@@ -73,7 +74,7 @@ def episode(monkeypatch):
 
     {function: [(args, result) of each call]}; "states": (cost spent, last number of the state, f) of s_0 to s_4.
     """
-    (flags,) = re.findall(r"The flags are `([^`]*)`", PAGE)
+    (flags,) = re.findall(r"The flags are `([^`]*)`", PROSE)
     flags = dict(zip(*[iter(flags.split())] * 2))
     settings = {name[2:].replace("-", "_"): float(value) for name, value in flags.items()}
     seen = {"states": [(0.0, 0.0, 1)]}
@@ -101,7 +102,7 @@ def episode(monkeypatch):
         seen["update"] = weights, agent, minibatch, args
         raise Enough
 
-    values = [float(x) for x in re.search(r"Suppose V of s_0 to s_4 is ([\d., ]*)\.", PAGE)[1].split(", ")]
+    values = [float(x) for x in re.search(r"Suppose V of s_0 to s_4 is ([\d., ]*)\.", PROSE)[1].split(", ")]
     assert values[:4] == list(row("value V(s_t)"))
     said = [0.3, *row("the network says")]  # of s_0 nothing depends
 
@@ -152,7 +153,7 @@ def test_the_episode_by_hand(episode):
     agree("clipped ratio", clipped)
     agree("objective", np.minimum(change * standardised, clipped * standardised))
     logged = dict(zip(scpo.LOGGED, logged.tolist()))
-    mean, share = re.search(r"The mean, ([\d.]*), is.*`clipfrac` ([\d.]*)\.", PAGE, re.S).groups()
+    mean, share = re.search(r"The mean, ([\d.]*), is.*`clipfrac` ([\d.]*)\.", PROSE).groups()
     assert -logged["policy_loss"] == pytest.approx(float(mean), abs=5e-4)
     assert logged["clipfrac"] == float(share)
 
@@ -162,13 +163,13 @@ def test_the_arithmetic():
     lines = [line.split(" = ") for line in RECURSION.splitlines()]
     for t, (_, *parts) in zip((3, 2, 1, 0), lines):
         assert [eval(part) for part in parts if "_" not in part] == [row("Monte Carlo")[t]] * (len(parts) - 1 or 1)
-    assert 1 - 0.5**3 == row("Monte Carlo")[0] and "1 - 0.5^3 = 0.875" in PAGE
-    sum_, result = re.search(r"r'_1 =\s(.*) = ([\d.]*)\.", PAGE).groups()
+    assert 1 - 0.5**3 == row("Monte Carlo")[0] and "1 - 0.5^3 = 0.875" in PROSE
+    sum_, result = re.search(r"r'_1 = ([^=]*) = ([\d.]*)\.", PROSE).groups()
     assert eval(sum_) == float(result) == row("nullified reward")[1]
 
 
 def test_a_violation_in_the_last_of_250_steps(monkeypatch):
-    (left,) = re.findall(r"still leaves ([\d.]*) at the first", PAGE)
+    (left,) = re.findall(r"still leaves ([\d.]*) at the first", PROSE)
     next_safety_values = np.zeros((250, 1))
     q = scpo.safety_q(np.ones((250, 1)), next_safety_values, np.arange(250)[:, None] == 249, 0.995, 1.0)
     assert q[0, 0] == pytest.approx(float(left), abs=5e-4)
