@@ -8,9 +8,8 @@ once before the first iteration, with "checkpoint" alone, and then one after eac
     episodes      a dict for each episode that ended: iteration, global_step, env, return, cost, length, safe
     sampled_from  the weights of the policy that played these episodes
 
-A run leaves runs/<env>__<script>__<seed>__<time>/ with config.json, progress.csv (a row an iteration), episodes.csv (a
-row an episode), TensorBoard events, last.pt, from which --resume goes on exactly, and best_safe.pt, the policy
-that earned most within the limit.
+A run leaves runs/<env>__<script>__<seed>__<time>/ with config.json, progress.csv, episodes.csv, TensorBoard events and
+two checkpoints: last.pt, from which --resume goes on, and best_safe.pt, the policy that earned most within the limit.
 """
 
 import contextlib
@@ -18,17 +17,17 @@ import faulthandler
 import fcntl
 import io
 import json
-import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, fields
+from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Optional
 
@@ -74,10 +73,7 @@ def check(args, name, is_allowed, allowed):
 
 
 def read_flags(Args, task_settings, script, argv=None):
-    """Returns the flags of Args and RunArgs, and the checkpoint of --resume or None. Raises ValueError for wrong ones.
-
-    The defaults are the task's settings or, with --resume, the settings of the run to go on with.
-    """
+    """Returns the flags of Args and RunArgs, and --resume's checkpoint or None. Raises ValueError for wrong flags."""
 
     @dataclass
     class Flags(RunArgs, Args):
@@ -98,7 +94,11 @@ def read_flags(Args, task_settings, script, argv=None):
     check(args, "runs_dir", args.runs_dir, "the name of a folder")
     check(args, "min_safe_rate", 0 <= args.min_safe_rate <= 1, "in [0, 1]")
     check(args, "iteration_timeout", 1 <= args.iteration_timeout <= 1e6, "in [1, 1e6] seconds")
-    check(args, "track", not args.track or find_spec("wandb"), "off without wandb (pip install wandb)")
+    try:
+        if args.track:
+            import_module("wandb").login(verify=True)  # fails where wandb's servers are out of reach, too
+    except Exception as error:
+        raise ValueError(f"--track: {error} (pip install wandb; wandb login, or WANDB_MODE=offline)") from error
     return args, checkpoint
 
 
@@ -145,10 +145,7 @@ def new_folder(args, script):
 
 
 def open_folder(args, script, checkpoint):
-    """Makes the run's folder. With --resume opens the old one and cuts off what was logged after its checkpoint.
-
-    Returns its path, a lock on it and what to save with every checkpoint. Raises ValueError where that can't be done.
-    """
+    """Returns the run's folder, new or --resume's, a lock on it and what to save with a checkpoint; or ValueError."""
     revisions, files = (checkpoint["revisions"], checkpoint["files"]) if checkpoint else ([], {})
     revisions = list(dict.fromkeys([*revisions, git_revision(script.parent)]))
     settings, made_by = dict(asdict(args), resume=None), dict(script=script.name, revisions=revisions, **VERSIONS)
@@ -158,7 +155,7 @@ def open_folder(args, script, checkpoint):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, however it does
         lock.truncate(0)
         print(json.dumps({**settings, **made_by}, indent=2), file=lock, flush=True)
-        for path in logs(folder):
+        for path in logs(folder):  # what was logged after the checkpoint goes
             os.truncate(path, files.get(path.name, 0))
     except BlockingIOError:
         raise ValueError(f"--resume {folder}: another process is at work on that run") from None
@@ -217,10 +214,13 @@ def run(train, Args, task_settings, argv=None):
     script = Path(train.__code__.co_filename).resolve()
     for number in (signal.SIGINT, signal.SIGTERM):  # end the process while there is nothing to save
         signal.signal(number, signal.SIG_DFL)
+    cache = os.path.abspath(os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir()))
     try:
-        os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir()), exist_ok=True)
-    except OSError as error:  # torch makes this folder, and fails where it can't, even if nothing is compiled
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
+        os.makedirs(cache, exist_ok=True)
+        if shlex.split(cache) != [cache]:
+            raise OSError(f"torch hands {cache} to the compiler without quotes")
+    except (OSError, ValueError) as error:  # torch makes this folder, and fails where it can't, compiling or not
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(dir="/tmp")
         say(f"TORCHINDUCTOR_CACHE_DIR can't be used: {error}. A temporary folder takes its place", sys.stderr)
     try:
         args, loaded = read_flags(Args, task_settings, script, argv)
@@ -256,12 +256,11 @@ def run(train, Args, task_settings, argv=None):
 
 def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
     """Logs and saves what `iterations` yields, until it ends or `stop` holds a signal. loaded: what --resume found."""
-    best_return, seconds = (loaded["best_return"], loaded["seconds"]) if loaded else (-math.inf, 0.0)
+    best_return, seconds = (loaded["best_return"], loaded["seconds"]) if loaded else (-np.inf, 0.0)
     start_time = time.monotonic() - seconds
     total = args.total_timesteps // (args.num_envs * args.num_steps)
     if args.track:
-        import wandb
-
+        wandb = import_module("wandb")
         names = dict(id=folder.resolve().name, project=args.wandb_project_name, entity=args.wandb_entity)
         wandb.init(**names, config=asdict(args), dir=folder, resume="allow")
 
@@ -285,7 +284,7 @@ def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
         iteration, seconds = checkpoint["iteration"], time.monotonic() - start_time
         global_step = iteration * args.num_envs * args.num_steps
         for name, value in progress["scalars"].items():
-            if not math.isfinite(value):
+            if not np.isfinite(value):
                 raise FloatingPointError(f"{name} is NaN or infinite in iteration {iteration}")
 
         # Log

@@ -101,20 +101,6 @@ def test_the_tests_that_docs_name_exist():
     assert named and named <= defined, named - defined
 
 
-def test_the_speeds_in_the_readme_are_the_measured_ones():
-    with open(ROOT / "results/speed.csv") as file:
-        speeds = {(row["task"], row["script"]): row for row in csv.DictReader(file)}
-    text = " ".join((ROOT / "README.md").read_text().split())
-    ours = [
-        int(speeds[task, "scpo_continuous.py"]["steps_per_second"])
-        for task in ("SafetyBallCircle-v0", "SafetyBallRun-v0")
-    ]
-    assert f"{ours[0]:,} steps a second on one core on Circle and {ours[1]:,} on Run" in text
-    for peer in ("SB3 PPO on the package's task", "SB3 PPO on our task"):
-        circle, run = (speeds[task, peer]["ratio"] for task in ("SafetyBallCircle-v0", "SafetyBallRun-v0"))
-        assert f"{circle} and {run} times as many" in text
-
-
 def test_the_toys_in_the_theory_page():
     """The table of advantages, by our functions; the diagrams have the same probabilities and rewards."""
     page = (ROOT / "docs" / "theory.md").read_text()
