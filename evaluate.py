@@ -72,7 +72,7 @@ def load(path, script=None, env_id=None):
         agent.load_state_dict(weights)
     except Exception as error:
         raise ValueError(f"{path} doesn't fit {env.spec.id} and {source.name}: {error}") from error
-    if not all(torch.isfinite(x).all() for x in agent.state_dict().values()):
+    if not all(torch.isfinite(x).all() for x in agent.parameters()):
         raise ValueError(f"RUN: {path}: its weights are NaN or infinite")
     act = numpy_policy(agent)
 

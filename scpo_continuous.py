@@ -41,11 +41,14 @@ except ImportError:
 
 # What differs by task: the paper's settings and the length of its runs; "any other task" is ours. Flags override them
 T = 32768  # steps an iteration
+FAST = dict(anneal_lr=True, reward_scale=0.02)
 TASK_SETTINGS = {
     "SafetyBallCircle-v0": dict(cost_limit=25, k=2, beta=0, reward_bias=1.5, ent_coef=0.01, total_timesteps=500 * T),
     "SafetyBallRun-v0": dict(cost_limit=25, k=4, beta=0.5, reward_bias=1, ent_coef=0.005, total_timesteps=100 * T),
     "SafetyBallGather-v0": dict(cost_limit=0.2, k=4, beta=15, reward_bias=0.05, ent_coef=0.01, total_timesteps=500 * T),
     "SafetyBallReach-v0": dict(cost_limit=10, k=4, beta=0, reward_bias=0.1, ent_coef=0.01, total_timesteps=500 * T),
+    "SafetyBallCircle-v0 --fast": dict(num_steps=512, learning_rate=6e-4, total_timesteps=100 * T, **FAST),
+    "SafetyBallRun-v0 --fast": dict(num_steps=512, learning_rate=1e-3, total_timesteps=20 * T, **FAST),
     "any other task": dict(cost_limit=None, k=4, beta=1, reward_bias=0, ent_coef=0.01, total_timesteps=100 * T),
 }
 DELTA = 0.1  # the paper's Delta: in the state, the share of the limit spent stops at 1 + DELTA
@@ -54,6 +57,7 @@ DELTA = 0.1  # the paper's Delta: in the state, the share of the limit spent sto
 @dataclass
 class Args:
     env_id: str = "SafetyBallCircle-v0"  # Gymnasium id of the task; `module:id` imports the module first
+    fast: bool = False  # the paper's return in fewer steps: settings of our own (docs/fast-settings.md)
     seed: int = 1  # of everything: weights, actions, minibatches, environments
     total_timesteps: int = 500 * T  # environment steps, rounded down to whole iterations
     num_envs: int = 16  # environments stepped side by side
@@ -70,14 +74,17 @@ class Args:
     vf_coef: float = 0.5  # weight of the reward critic's squared error
     safety_vf_coef: float = 0.5  # weight of the safety critic's squared error
     max_grad_norm: float = 0.5  # norm that the gradient of all three networks together is scaled down to
+    log_std_init: float = 0  # log of the standard deviation that actions start with
     target_kl: Optional[float] = None  # no further epoch once the mean KL divergence of one exceeds this (None: never)
     cost_limit: Optional[float] = 25  # the paper's c_0: cost an episode may spend, undiscounted
     k: float = 2  # power of Q^c in the reward; 0 switches the safety critic off, inf counts only what is surely safe
     beta: float = 0  # weight of the cost term
+    reward_scale: float = 1  # factor of the reward after nullification: large returns drown the policy's gradient
     reward_bias: float = 1.5  # the paper's b, added to each reward to make it positive
     penalty: Literal["unsafe", "always"] = "unsafe"  # cost term: beta (1 - Q^k) c, or beta c whatever Q is
     safety_gamma: float = 0.995  # discount of V^c_gamma, the safety critic's target
     safety_lambdas: tuple[float, ...] = (0.0, 1.0)  # Q^c is the mean of these estimates: 0 one-step, 1 Monte Carlo
+    norm_obs: bool = False  # normalise observations by their running mean and variance (the paper doesn't)
     augment_state: bool = True  # append the share of the cost limit spent so far to the observation
     device: Literal["cpu", "cuda"] = "cpu"  # where the updates run; the CPU is faster for networks this small
     compile: bool = True  # compile the gradient step: takes 20 s once, then training is 3 times faster
@@ -91,13 +98,14 @@ def check_args(args):
         ("num_envs", "in [1, 1024]", lambda x: 1 <= x <= 1024),
         ("num_steps", "1 or more, with num-envs x num-steps at most 1e7", lambda x: x >= 1 and batch_size <= 1e7),
         ("update_epochs", "in [1, 1e5]", lambda x: 1 <= x <= 1e5),
-        ("learning_rate clip_coef max_grad_norm", "in (0, 1e6]", lambda x: 0 < x <= 1e6),
+        ("learning_rate clip_coef max_grad_norm reward_scale", "in (0, 1e6]", lambda x: 0 < x <= 1e6),
         ("vf_coef safety_vf_coef beta", "in [0, 1e6]", lambda x: 0 <= x <= 1e6),
         ("seed save_every", "in [0, 2^31)", lambda x: 0 <= x < 2**31),
         ("k", "0 or more", lambda x: x >= 0),
         ("cost_limit", "finite and 0 or more", lambda x: x is None or 0 <= x < math.inf),
         ("target_kl", "above 0, or None", lambda x: x is None or x > 0),
         ("ent_coef reward_bias", "in [-1e6, 1e6]", lambda x: abs(x) <= 1e6),
+        ("log_std_init", "in [-5, 2]", lambda x: -5 <= x <= 2),
         ("gamma gae_lambda", "in [0, 1]", lambda x: 0 <= x <= 1),
         ("safety_gamma", "in (0, 1]", lambda x: 0 < x <= 1),
         ("safety_lambdas", "one or more numbers in [0, 1]", lambda x: x and all(0 <= lam <= 1 for lam in x)),
@@ -209,6 +217,13 @@ class Agent(nn.Module):
         self.actor_logstd = nn.Parameter(torch.zeros(self.action_dim))
         self.critic = mlp(obs_dim, 1, last_std=1.0)
         self.safety_critic = mlp(obs_dim, 1, last_std=0.01)  # near 0: every state is unsafe until proven otherwise
+        self.register_buffer("obs_mean", torch.zeros(obs_dim))
+        self.register_buffer("obs_var", torch.ones(obs_dim))
+        self.register_buffer("obs_limit", torch.tensor(math.inf))
+
+    def normalize(self, obs):
+        """What all networks get. Changes nothing until --norm-obs has set the mean, the variance and the limit."""
+        return ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-self.obs_limit, self.obs_limit)
 
     def get_value(self, obs):
         return self.critic(obs).squeeze(-1)
@@ -247,9 +262,11 @@ def numpy_policy(agent):
     For a dozen rows a forward pass in torch takes several times as long as the multiplications.
     """
     layers = [(layer.weight.T.cpu().numpy(), layer.bias.cpu().numpy()) for layer in agent.actor[::2]]
+    mean, var, limit = (x.cpu().numpy() for x in (agent.obs_mean, agent.obs_var + 1e-8, agent.obs_limit))
     std = agent.actor_logstd.exp().cpu().numpy()
 
-    def act(x, noise):
+    def act(obs, noise):
+        x = np.clip((obs - mean) / np.sqrt(var), -limit, limit)
         for weight, bias in layers[:-1]:
             x = np.tanh(x @ weight + bias)
         weight, bias = layers[-1]
@@ -401,6 +418,7 @@ def train(args, checkpoint=None):
 
     # Networks and optimiser: gradients are taken of one flat vector of all weights, and the networks are views of it
     agent = Agent(obs_dim, envs[0].action_space).to(device).requires_grad_(False)
+    agent.actor_logstd.fill_(args.log_std_init)
     weights = nn.utils.parameters_to_vector(agent.parameters())
     nn.utils.vector_to_parameters(weights, agent.parameters())
     adam = (torch.zeros_like(weights), torch.zeros_like(weights), torch.zeros((), device=device))
@@ -458,7 +476,7 @@ def train(args, checkpoint=None):
                 raise FloatingPointError(f"{name} is NaN or infinite in iteration {iteration}")
 
         # Evaluate Q^c(s_t, a_t) (line 3)
-        b_obs, b_next_obs = torch.as_tensor(obs, device=device), torch.as_tensor(next_obs, device=device)
+        b_obs, b_next_obs = (agent.normalize(torch.as_tensor(x, device=device)) for x in (obs, next_obs))
         values, next_values = (agent.get_value(x).cpu().numpy() for x in (b_obs, b_next_obs))
         safety_values, next_safety_values = (agent.get_safety_value(x).cpu().numpy() for x in (b_obs, b_next_obs))
         next_safety_values = np.where(dones == 1, 1, next_safety_values)  # over: whether it was safe is known
@@ -469,6 +487,7 @@ def train(args, checkpoint=None):
 
         # Nullify unsafe reward, estimate A^{rc,k} (lines 4 to 6)
         nullified = nullify(rewards, costs, q, args.k, args.beta, args.reward_bias, args.penalty)
+        nullified = args.reward_scale * nullified
         advantages = gae(nullified, values, next_values, terminations, dones, args.gamma, args.gae_lambda)
         returns = advantages + values
 
@@ -490,6 +509,16 @@ def train(args, checkpoint=None):
             if args.target_kl is not None and approx_kl > args.target_kl:
                 break
         nn.utils.vector_to_parameters(weights, agent.parameters())
+
+        # Normalise the next iteration's observations by all so far, but not the share of the limit spent
+        if args.norm_obs:
+            own = slice(obs_dim - args.augment_state)
+            x = torch.as_tensor(obs[..., own], device=device).flatten(0, 1).double()
+            mean, var = agent.obs_mean[own], agent.obs_var[own]
+            delta = x.mean(0) - mean
+            var += (x.var(0) - var + (1 - 1 / iteration) * delta**2) / iteration
+            mean += delta / iteration
+            agent.obs_limit.fill_(10)
 
         # What there is to log and to save
         scalars = {f"losses/{name}": value for name, value in zip(LOGGED, torch.stack(logged).mean(0).tolist())}
@@ -517,8 +546,9 @@ if __name__ == "__main__":
         def run(train, Args, task_settings):
             from torch.utils.tensorboard import SummaryWriter
 
-            env_id = tyro.cli(Args).env_id
+            env_id, fast = tyro.cli(Args).env_id, tyro.cli(Args).fast
             settings = task_settings.get(env_id, task_settings["any other task"])
+            settings = dict(settings, **task_settings[f"{env_id} --fast"]) if fast else settings
             args = tyro.cli(Args, default=Args(**dict(settings, env_id=env_id)))
             print("There is no scpo_run.py to import: no checkpoints, no --resume, logs for TensorBoard in runs/")
             writer = SummaryWriter(f"runs/{env_id.replace(':', '-')}__{args.seed}__{int(time.time())}")

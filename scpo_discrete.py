@@ -41,9 +41,13 @@ except ImportError:
 
 # What differs by task: the paper's settings and the length of its runs; "any other task" is ours. Flags override them
 T = 32768  # steps an iteration
+FAST = dict(anneal_lr=True, reward_scale=0.02)
 OURS = dict(vf_coef=0.005, safety_lambdas=(1.0,))  # the paper leaves these two open (docs/scpo.md)
 TASK_SETTINGS = {
     "CartSafe-v0": dict(cost_limit=1, k=5, beta=3, reward_bias=0, ent_coef=0.001, total_timesteps=150 * T, **OURS),
+    "CartSafe-v0 --fast": dict(
+        num_steps=512, learning_rate=1e-3, anneal_lr=True, total_timesteps=30 * T, reward_scale=0.02
+    ),
     "any other task": dict(cost_limit=None, k=4, beta=1, reward_bias=0, ent_coef=0.01, total_timesteps=100 * T),
 }
 DELTA = 0.1  # the paper's Delta: in the state, the share of the limit spent stops at 1 + DELTA
@@ -52,6 +56,7 @@ DELTA = 0.1  # the paper's Delta: in the state, the share of the limit spent sto
 @dataclass
 class Args:
     env_id: str = "CartSafe-v0"  # Gymnasium id of the task; `module:id` imports the module first
+    fast: bool = False  # the paper's return in fewer steps: settings of our own (docs/fast-settings.md)
     seed: int = 1  # of everything: weights, actions, minibatches, environments
     total_timesteps: int = 500 * T  # environment steps, rounded down to whole iterations
     num_envs: int = 16  # environments stepped side by side
@@ -72,10 +77,12 @@ class Args:
     cost_limit: Optional[float] = 25  # the paper's c_0: cost an episode may spend, undiscounted
     k: float = 2  # power of Q^c in the reward; 0 switches the safety critic off, inf counts only what is surely safe
     beta: float = 0  # weight of the cost term
+    reward_scale: float = 1  # factor of the reward after nullification: large returns drown the policy's gradient
     reward_bias: float = 1.5  # the paper's b, added to each reward to make it positive
     penalty: Literal["unsafe", "always"] = "unsafe"  # cost term: beta (1 - Q^k) c, or beta c whatever Q is
     safety_gamma: float = 0.995  # discount of V^c_gamma, the safety critic's target
     safety_lambdas: tuple[float, ...] = (0.0, 1.0)  # Q^c is the mean of these estimates: 0 one-step, 1 Monte Carlo
+    norm_obs: bool = False  # normalise observations by their running mean and variance (the paper doesn't)
     augment_state: bool = True  # append the share of the cost limit spent so far to the observation
     device: Literal["cpu", "cuda"] = "cpu"  # where the updates run; the CPU is faster for networks this small
     compile: bool = True  # compile the gradient step: takes 20 s once, then training is 3 times faster
@@ -89,7 +96,7 @@ def check_args(args):
         ("num_envs", "in [1, 1024]", lambda x: 1 <= x <= 1024),
         ("num_steps", "1 or more, with num-envs x num-steps at most 1e7", lambda x: x >= 1 and batch_size <= 1e7),
         ("update_epochs", "in [1, 1e5]", lambda x: 1 <= x <= 1e5),
-        ("learning_rate clip_coef max_grad_norm", "in (0, 1e6]", lambda x: 0 < x <= 1e6),
+        ("learning_rate clip_coef max_grad_norm reward_scale", "in (0, 1e6]", lambda x: 0 < x <= 1e6),
         ("vf_coef safety_vf_coef beta", "in [0, 1e6]", lambda x: 0 <= x <= 1e6),
         ("seed save_every", "in [0, 2^31)", lambda x: 0 <= x < 2**31),
         ("k", "0 or more", lambda x: x >= 0),
@@ -204,6 +211,13 @@ class Agent(nn.Module):
         self.actor = mlp(obs_dim, self.noise_dim, last_std=0.01)  # the logits of a categorical for each component
         self.critic = mlp(obs_dim, 1, last_std=1.0)
         self.safety_critic = mlp(obs_dim, 1, last_std=0.01)  # near 0: every state is unsafe until proven otherwise
+        self.register_buffer("obs_mean", torch.zeros(obs_dim))
+        self.register_buffer("obs_var", torch.ones(obs_dim))
+        self.register_buffer("obs_limit", torch.tensor(math.inf))
+
+    def normalize(self, obs):
+        """What all networks get. Changes nothing until --norm-obs has set the mean, the variance and the limit."""
+        return ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-self.obs_limit, self.obs_limit)
 
     def get_value(self, obs):
         return self.critic(obs).squeeze(-1)
@@ -243,9 +257,11 @@ def numpy_policy(agent):
     For a dozen rows a forward pass in torch takes several times as long as the multiplications.
     """
     layers = [(layer.weight.T.cpu().numpy(), layer.bias.cpu().numpy()) for layer in agent.actor[::2]]
+    mean, var, limit = (x.cpu().numpy() for x in (agent.obs_mean, agent.obs_var + 1e-8, agent.obs_limit))
     ends = np.cumsum(agent.num_choices)[:-1]
 
-    def act(x, noise):
+    def act(obs, noise):
+        x = np.clip((obs - mean) / np.sqrt(var), -limit, limit)
         for weight, bias in layers[:-1]:
             x = np.tanh(x @ weight + bias)
         weight, bias = layers[-1]
@@ -455,7 +471,7 @@ def train(args, checkpoint=None):
                 raise FloatingPointError(f"{name} is NaN or infinite in iteration {iteration}")
 
         # Evaluate Q^c(s_t, a_t) (line 3)
-        b_obs, b_next_obs = torch.as_tensor(obs, device=device), torch.as_tensor(next_obs, device=device)
+        b_obs, b_next_obs = (agent.normalize(torch.as_tensor(x, device=device)) for x in (obs, next_obs))
         values, next_values = (agent.get_value(x).cpu().numpy() for x in (b_obs, b_next_obs))
         safety_values, next_safety_values = (agent.get_safety_value(x).cpu().numpy() for x in (b_obs, b_next_obs))
         next_safety_values = np.where(dones == 1, 1, next_safety_values)  # over: whether it was safe is known
@@ -466,6 +482,7 @@ def train(args, checkpoint=None):
 
         # Nullify unsafe reward, estimate A^{rc,k} (lines 4 to 6)
         nullified = nullify(rewards, costs, q, args.k, args.beta, args.reward_bias, args.penalty)
+        nullified = args.reward_scale * nullified
         advantages = gae(nullified, values, next_values, terminations, dones, args.gamma, args.gae_lambda)
         returns = advantages + values
 
@@ -487,6 +504,16 @@ def train(args, checkpoint=None):
             if args.target_kl is not None and approx_kl > args.target_kl:
                 break
         nn.utils.vector_to_parameters(weights, agent.parameters())
+
+        # Normalise the next iteration's observations by all so far, but not the share of the limit spent
+        if args.norm_obs:
+            own = slice(obs_dim - args.augment_state)
+            x = torch.as_tensor(obs[..., own], device=device).flatten(0, 1).double()
+            mean, var = agent.obs_mean[own], agent.obs_var[own]
+            delta = x.mean(0) - mean
+            var += (x.var(0) - var + (1 - 1 / iteration) * delta**2) / iteration
+            mean += delta / iteration
+            agent.obs_limit.fill_(10)
 
         # What there is to log and to save
         scalars = {f"losses/{name}": value for name, value in zip(LOGGED, torch.stack(logged).mean(0).tolist())}
@@ -514,8 +541,9 @@ if __name__ == "__main__":
         def run(train, Args, task_settings):
             from torch.utils.tensorboard import SummaryWriter
 
-            env_id = tyro.cli(Args).env_id
+            env_id, fast = tyro.cli(Args).env_id, tyro.cli(Args).fast
             settings = task_settings.get(env_id, task_settings["any other task"])
+            settings = dict(settings, **task_settings[f"{env_id} --fast"]) if fast else settings
             args = tyro.cli(Args, default=Args(**dict(settings, env_id=env_id)))
             print("There is no scpo_run.py to import: no checkpoints, no --resume, logs for TensorBoard in runs/")
             writer = SummaryWriter(f"runs/{env_id.replace(':', '-')}__{args.seed}__{int(time.time())}")
