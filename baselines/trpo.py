@@ -410,7 +410,7 @@ def update_critics(agent, optimizer, obs, returns, cost_returns, args):
 # The algorithm --------------------------------------------------------------------------------------------------------
 
 
-def train(args, checkpoint=None):
+def train(args, checkpoint=None, make_env=make_env):
     """A generator: yields what there is to save before the first iteration, and to log and save after each.
 
     checkpoint: one that it has yielded, to go on from. All environments begin new episodes then. They also do so every
@@ -461,7 +461,7 @@ def train(args, checkpoint=None):
     for iteration in range(first, num_iterations + 1):
         # Sample
         if iteration == first or (args.save_every and (iteration - 1) % args.save_every == 0):
-            current_obs = np.stack([env.reset(seed=int(rng.integers(2**31)))[0] for env in envs])
+            current_obs = np.stack([obs for obs, _ in [env.reset(seed=int(rng.integers(2**31))) for env in envs]])
             discounted_return = np.zeros(args.num_envs)
         agent.std.fill_(args.std_end + (args.std_start - args.std_end) * (1 - iteration / num_iterations))
         start_time, episodes = time.monotonic(), []
@@ -470,9 +470,9 @@ def train(args, checkpoint=None):
         for t in range(args.num_steps):
             obs[t] = current_obs
             actions[t] = policy(obs[t], noise[t])
-            env_actions = agent.to_env(actions[t])
-            for i, env in enumerate(envs):
-                next_obs[t, i], rewards[t, i], terminated, truncated, info = env.step(env_actions[i])
+            results = [env.step(action) for env, action in zip(envs, agent.to_env(actions[t]))]
+            for i, (env, result) in enumerate(zip(envs, results)):
+                next_obs[t, i], rewards[t, i], terminated, truncated, info = result
                 costs[t, i] = info["cost"]
                 terminations[t, i], dones[t, i] = terminated, terminated or truncated
                 current_obs[i] = next_obs[t, i]

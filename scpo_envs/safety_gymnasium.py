@@ -26,7 +26,13 @@ def dataclass(cls, **options):
 
 def load(file, Loader):
     assets = yaml.load(file, Loader)
-    assets["textures"]["skybox"] = {"@type": "skybox", "@builtin": "flat", "@rgb1": "0.5 0.5 0.5", "@width": 8, "@height": 48}
+    assets["textures"]["skybox"] = {
+        "@type": "skybox",
+        "@builtin": "flat",
+        "@rgb1": "0.5 0.5 0.5",
+        "@width": 8,
+        "@height": 48,
+    }
     return assets
 
 
