@@ -15,6 +15,7 @@ Where public versions err and this one doesn't, and where we depart from the pap
 
 import json
 import math
+import random
 import time
 from dataclasses import dataclass
 from typing import Literal, Optional
@@ -168,7 +169,8 @@ def make_env(env_id, cost_limit, augment_state):
     except Exception as error:
         reason = str(error) or type(error).__name__
         if "values to unpack" in reason:
-            reason = 'step must return obs, reward, terminated, truncated, info, and the cost as info["cost"]'
+            hint = f"; {env_id.replace('-v', 'Gymnasium-v')} does" if "safety_gym" in env.unwrapped.__module__ else ""
+            reason = f'step must return obs, reward, terminated, truncated, info, and the cost as info["cost"]{hint}'
         raise ValueError(f"--env-id {env_id}: {reason}") from error
     return env
 
@@ -440,6 +442,8 @@ def train(args, checkpoint=None, make_env=make_env):
     check_args(args)
     torch.set_num_threads(1)  # the matrices are too small to share
     torch.manual_seed(args.seed)
+    random.seed(args.seed)
+    np.random.seed(args.seed)  # noqa: NPY002  some tasks draw from it
     rng = np.random.default_rng(args.seed)
     device = torch.device(args.device)
     batch_size = args.num_envs * args.num_steps
