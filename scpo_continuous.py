@@ -42,16 +42,19 @@ except ImportError:
 
 # What differs by task: the paper's settings and the length of its runs; "any other task" is ours. Flags override them
 T = 32768  # steps an iteration
-FAST = dict(anneal_lr=True, reward_scale=0.02)
 TASK_SETTINGS = {
     "SafetyBallCircle-v0": dict(cost_limit=25, k=2, beta=0, reward_bias=1.5, ent_coef=0.01, total_timesteps=500 * T),
     "SafetyBallRun-v0": dict(cost_limit=25, k=4, beta=0.5, reward_bias=1, ent_coef=0.005, total_timesteps=100 * T),
     "SafetyBallGather-v0": dict(cost_limit=0.2, k=4, beta=15, reward_bias=0.05, ent_coef=0.01, total_timesteps=500 * T),
     "SafetyBallReach-v0": dict(cost_limit=10, k=4, beta=0, reward_bias=0.1, ent_coef=0.01, total_timesteps=500 * T),
-    "SafetyBallCircle-v0 --fast": dict(num_steps=512, learning_rate=6e-4, total_timesteps=100 * T, **FAST),
-    "SafetyBallRun-v0 --fast": dict(num_steps=512, learning_rate=1e-3, total_timesteps=20 * T, **FAST),
     "any other task": dict(cost_limit=None, k=4, beta=1, reward_bias=0, ent_coef=0.01, total_timesteps=100 * T),
 }
+FAST_SETTINGS = {  # what --fast changes
+    "SafetyBallCircle-v0": dict(num_steps=512, learning_rate=6e-4, reward_scale=0.02, total_timesteps=100 * T),
+    "SafetyBallRun-v0": dict(num_steps=512, learning_rate=1e-3, reward_scale=0.02, total_timesteps=20 * T),
+}
+for task, changes in FAST_SETTINGS.items():
+    TASK_SETTINGS[f"{task} --fast"] = dict(TASK_SETTINGS[task], anneal_lr=True, **changes)
 DELTA = 0.1  # the paper's Delta: in the state, the share of the limit spent stops at 1 + DELTA
 
 
@@ -96,6 +99,7 @@ def check_args(args):
     """Raises ValueError, which names the flag and what is allowed, before anything is made."""
     batch_size = args.num_envs * args.num_steps
     for names, allowed, is_allowed in (
+        ("fast", f"off for {args.env_id}", lambda x: not x or args.env_id in FAST_SETTINGS),
         ("num_envs", "in [1, 1024]", lambda x: 1 <= x <= 1024),
         ("num_steps", "1 or more, with num-envs x num-steps at most 1e7", lambda x: x >= 1 and batch_size <= 1e7),
         ("update_epochs", "in [1, 1e5]", lambda x: 1 <= x <= 1e5),
@@ -221,11 +225,10 @@ class Agent(nn.Module):
         self.safety_critic = mlp(obs_dim, 1, last_std=0.01)  # near 0: every state is unsafe until proven otherwise
         self.register_buffer("obs_mean", torch.zeros(obs_dim))
         self.register_buffer("obs_var", torch.ones(obs_dim))
-        self.register_buffer("obs_limit", torch.tensor(math.inf))
 
     def normalize(self, obs):
-        """What all networks get. Changes nothing until --norm-obs has set the mean, the variance and the limit."""
-        return ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-self.obs_limit, self.obs_limit)
+        """What all networks get. Without --norm-obs the mean stays 0 and the variance 1, so nothing changes."""
+        return (obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()
 
     def get_value(self, obs):
         return self.critic(obs).squeeze(-1)
@@ -264,11 +267,11 @@ def numpy_policy(agent):
     For a dozen rows a forward pass in torch takes several times as long as the multiplications.
     """
     layers = [(layer.weight.T.cpu().numpy(), layer.bias.cpu().numpy()) for layer in agent.actor[::2]]
-    mean, var, limit = (x.cpu().numpy() for x in (agent.obs_mean, agent.obs_var + 1e-8, agent.obs_limit))
+    obs_mean, obs_std = agent.obs_mean.cpu().numpy(), (agent.obs_var + 1e-8).sqrt().cpu().numpy()
     std = agent.actor_logstd.exp().cpu().numpy()
 
     def act(obs, noise):
-        x = np.clip((obs - mean) / np.sqrt(var), -limit, limit)
+        x = (obs - obs_mean) / obs_std
         for weight, bias in layers[:-1]:
             x = np.tanh(x @ weight + bias)
         weight, bias = layers[-1]
@@ -490,8 +493,7 @@ def train(args, checkpoint=None, make_env=make_env):
         safety_targets = safety_target(safe, next_safety_values, dones, args.safety_gamma)
 
         # Nullify unsafe reward, estimate A^{rc,k} (lines 4 to 6)
-        nullified = nullify(rewards, costs, q, args.k, args.beta, args.reward_bias, args.penalty)
-        nullified = args.reward_scale * nullified
+        nullified = args.reward_scale * nullify(rewards, costs, q, args.k, args.beta, args.reward_bias, args.penalty)
         advantages = gae(nullified, values, next_values, terminations, dones, args.gamma, args.gae_lambda)
         returns = advantages + values
 
@@ -514,15 +516,14 @@ def train(args, checkpoint=None, make_env=make_env):
                 break
         nn.utils.vector_to_parameters(weights, agent.parameters())
 
-        # Normalise the next iteration's observations by all so far, but not the share of the limit spent
+        # Mean and variance of all observations so far, for the next iteration; the share of the limit spent stays as is
         if args.norm_obs:
-            own = slice(obs_dim - args.augment_state)
-            x = torch.as_tensor(obs[..., own], device=device).flatten(0, 1).double()
-            mean, var = agent.obs_mean[own], agent.obs_var[own]
+            n = obs_dim - args.augment_state
+            x = torch.as_tensor(obs[..., :n], device=device).flatten(0, 1).double()
+            mean, var, share = agent.obs_mean[:n], agent.obs_var[:n], 1 / iteration
             delta = x.mean(0) - mean
-            var += (x.var(0) - var + (1 - 1 / iteration) * delta**2) / iteration
-            mean += delta / iteration
-            agent.obs_limit.fill_(10)
+            var += share * (x.var(0) - var + (1 - share) * delta**2)
+            mean += share * delta
 
         # What there is to log and to save
         scalars = {f"losses/{name}": value for name, value in zip(LOGGED, torch.stack(logged).mean(0).tolist())}
@@ -550,12 +551,11 @@ if __name__ == "__main__":
         def run(train, Args, task_settings):
             from torch.utils.tensorboard import SummaryWriter
 
-            env_id, fast = tyro.cli(Args).env_id, tyro.cli(Args).fast
-            settings = task_settings.get(env_id, task_settings["any other task"])
-            settings = dict(settings, **task_settings[f"{env_id} --fast"]) if fast else settings
-            args = tyro.cli(Args, default=Args(**dict(settings, env_id=env_id)))
+            args = tyro.cli(Args)
+            settings = task_settings.get(args.env_id + " --fast" * args.fast, task_settings["any other task"])
+            args = tyro.cli(Args, default=Args(**dict(settings, env_id=args.env_id)))
             print("There is no scpo_run.py to import: no checkpoints, no --resume, logs for TensorBoard in runs/")
-            writer = SummaryWriter(f"runs/{env_id.replace(':', '-')}__{args.seed}__{int(time.time())}")
+            writer = SummaryWriter(f"runs/{args.env_id.replace(':', '-')}__{args.seed}__{int(time.time())}")
             for progress in train(args):
                 global_step = progress["checkpoint"]["iteration"] * args.num_envs * args.num_steps
                 scalars, episodes = progress.get("scalars", {}), progress.get("episodes", [])

@@ -88,11 +88,8 @@ def read_flags(Args, task_settings, script, argv=None):
 
     given, _ = parse(Flags, argv, add_help=False, return_unknown_args=True)  # --env-id and --resume set the defaults
     checkpoint = None if given.resume is None else load_checkpoint(given, script, Flags)
-    settings = task_settings.get(given.env_id, task_settings["any other task"])
-    if getattr(given, "fast", False):
-        fast = task_settings.get(f"{given.env_id} --fast")
-        check(given, "fast", fast, f"left out: {given.env_id} has no settings for it")
-        settings = {**settings, **fast}
+    task = given.env_id + " --fast" * getattr(given, "fast", False)
+    settings = task_settings.get(task, task_settings["any other task"])
     default = Flags(**(checkpoint["args"] if checkpoint else dict(settings, env_id=given.env_id)))
     args = parse(Flags, argv, default=default)
     if checkpoint:

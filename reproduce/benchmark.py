@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from reproduce import clusters, curves
-from reproduce.curves import ALGOS, ROOT, TASKS, algos_of, say
+from reproduce.curves import ALGOS, FAST, ROOT, TASKS, algos_of, say
 from reproduce.studies import SETTINGS, STUDIES
 
 ALGORITHM_CODE = ("scpo_*.py", "baselines", "scpo_envs")
@@ -38,6 +38,8 @@ class Run:
         self.script = "scpo_discrete.py" if task == "CartSafe-v0" else ALGOS.get(label, "scpo_continuous.py")
         self.batch = 32768 if self.script.startswith("scpo_") else 32000
         self.length = length or TASKS[task].iterations
+        if label == "fast":
+            self.length, self.batch = FAST[task]
         self.iterations = min(iterations or self.length, self.length)
         self.task, self.group, self.folder = task, f"{task}__{label}", Path(runs_dir) / self.name
         self.settings = dict(env_id=task, seed=seed, total_timesteps=self.length * self.batch)
@@ -57,8 +59,8 @@ class Run:
         words = []
         for name, value in self.settings.items():
             flag = name.replace("_", "-")
-            values = value if isinstance(value, list) else [value]
-            words += [f"--no-{flag}"] if value is False else [f"--{flag}", *map(str, values)]
+            values = [] if isinstance(value, bool) else value if isinstance(value, list) else [value]
+            words += [f"--no-{flag}" if value is False else f"--{flag}", *map(str, values)]
         return words
 
     def command(self):
@@ -69,7 +71,9 @@ class Run:
 
 def chosen(args):
     """Returns the runs asked for, seed by seed: half a campaign then still has every curve."""
-    if args.study:
+    if args.study == "fast":
+        iterations, pairs = args.iterations, [(task, "fast", None) for task in FAST]
+    elif args.study:
         study = STUDIES[args.study]
         iterations = min(args.iterations or study.iterations, study.iterations)
         pairs = [(study.task, label, None if label in ALGOS else study.iterations) for label in study.labels]
@@ -268,7 +272,7 @@ def parse(argv=None):
     add = parser.add_argument
     add("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
     add("--algos", nargs="+", choices=ALGOS, metavar="ALGO", help=", ".join(ALGOS))
-    add("--study", choices=STUDIES, help="the runs of a study instead of the campaign's")
+    add("--study", choices=(*STUDIES, "fast"), help="the runs of a study instead of the campaign's")
     add("--seeds", nargs="+", type=int, help="default: 1 2 3 4, or the study's")
     add("--iterations", type=int, help="stop each run there; a later call without goes on to the paper's length")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time, one thread each (default: a core a run)")
@@ -288,7 +292,7 @@ def parse(argv=None):
     for name in ("iterations", "jobs", "hours"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             fail(f"--{name} is {getattr(args, name)}, but must be at least 1")
-    seeds = args.seeds or range(1, 1 + (STUDIES[args.study].seeds if args.study else 4))
+    seeds = args.seeds or range(1, 1 + (STUDIES[args.study].seeds if args.study in STUDIES else 4))
     if min(seeds) < 0 or max(seeds) >= 2**32:
         fail(f"--seeds: {min(seeds) if min(seeds) < 0 else max(seeds)} is not allowed; from 0 to {2**32 - 1}")
     args.seeds = list(dict.fromkeys(seeds))[: 1 if args.quick else None]

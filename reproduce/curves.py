@@ -31,6 +31,13 @@ TASKS = {
     "SafetyBallReach-v0": Task(10, 500),
     "CartSafe-v0": Task(1, 150),
 }
+FAST = {  # of --fast: iterations, and steps in each
+    "SafetyBallCircle-v0": (400, 8192),
+    "SafetyBallRun-v0": (80, 8192),
+    "SafetyBallGather-v0": (100, 32768),
+    "SafetyBallReach-v0": (100, 32768),
+    "CartSafe-v0": (120, 8192),
+}
 ALGOS = {  # name: script; on CartSafe the script is scpo_discrete.py
     "SCPO": "scpo_continuous.py",
     "TRPO": "baselines/trpo.py",
@@ -204,3 +211,25 @@ def load_published():
 def last_tenth(values):
     """Mean of the last tenth of the last axis."""
     return values[..., -max(1, values.shape[-1] // 10) :].mean(-1)
+
+
+def rows_of(path):
+    """Returns the rows of a CSV file as dicts of strings, none where there is no such file."""
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(path, rows):
+    """Writes dicts as CSV, a value with its range as three columns."""
+    flat = []
+    for row in rows:
+        flat.append({})
+        for name, x in row.items():
+            parts = zip((name, f"{name} low", f"{name} high"), x if isinstance(x, tuple) else (x,))
+            flat[-1].update({part: f"{x:.6g}" if isinstance(x, float) else x for part, x in parts})
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)

@@ -380,7 +380,7 @@ def make(results, cap):
         "missing": [f"- {line}" for line in missing] or ["Nothing: four seeds of every algorithm at full length."],
     }
     if rows:
-        write_csv(results / "campaign.csv", rows)
+        curves.write_rows(results / "campaign.csv", rows)
         draw(results / "campaign", [[(task, algos, m) for m in METRICS] for task, algos in groups.items()], published)
         ours = {task: {"SCPO": algos["SCPO"]} for task, algos in groups.items() if "SCPO" in algos}
         if ours:
@@ -403,28 +403,17 @@ def make(results, cap):
         if (results / f"{name}.csv").exists():
             figure(results)
     if (results / "speed.csv").exists():
-        with open(results / "speed.csv") as file:
-            blocks["speed"] = table("task, script, steps_per_second, ratio", csv.DictReader(file))
+        blocks["speed"] = table("task, script, steps_per_second, ratio", curves.rows_of(results / "speed.csv"))
     write_blocks(results / "README.md", blocks)
+    from reproduce import fast  # it draws with what is above
+
+    fast_blocks = fast.make(results, published)
     if results.resolve() == RESULTS:
+        write_blocks(fast.PAGE, fast_blocks)
         write_blocks(
             ROOT / "README.md", {"summary": table(SUMMARY, [row for row in rows if row["algorithm"] == "SCPO"])}
         )
-    return blocks
-
-
-def write_csv(path, rows):
-    """The rows in full, a tuple as three columns."""
-    flat = []
-    for row in rows:
-        flat.append({})
-        for name, x in row.items():
-            parts = zip((name, f"{name} low", f"{name} high"), x if isinstance(x, tuple) else (x,))
-            flat[-1].update({part: f"{x:.6g}" if isinstance(x, float) else x for part, x in parts})
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(flat)
+    return {**blocks, **fast_blocks}
 
 
 def main(argv=None):

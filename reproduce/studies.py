@@ -1,6 +1,7 @@
 """Named runs and their settings, and the studies, which set runs of one task beside each other.
 
-bash benchmark.sh --study NAME makes the runs of a study, python -m reproduce.plot its figure and table.
+bash benchmark.sh --study NAME makes the runs of a study, python -m reproduce.plot its figure and table. `--study fast`
+makes the runs of --fast, which have their own lengths; reproduce/fast.py draws them.
 """
 
 from typing import NamedTuple
@@ -16,6 +17,8 @@ class Study(NamedTuple):
 
 SETTINGS = {  # label: what it changes of the script's defaults
     "PPO": dict(k=0, beta=0),
+    "fast": dict(fast=True),
+    "annealed": dict(anneal_lr=True),
     "not_augmented": dict(augment_state=False),
     "L2": dict(surrogate="l2"),
     "Monte_Carlo": dict(safety_lambdas=[1.0]),
@@ -28,6 +31,9 @@ STUDIES = {
     "cartsafe": Study("SCPO and PPO on CartSafe", "CartSafe-v0", 150, 4, ("SCPO", "PPO")),
     "augmentation": Study(
         "the cost spent as part of the state, or not", "SafetyBallRun-v0", 100, 4, ("SCPO", "not_augmented")
+    ),
+    "annealing": Study(
+        "the learning rate annealed to 0, or constant", "SafetyBallRun-v0", 100, 4, ("SCPO", "annealed")
     ),
     "estimators": Study(
         "surrogate L1 or L2, and how Q^c is estimated",

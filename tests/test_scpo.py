@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import scpo_continuous as scpo
+import scpo_discrete
 import scpo_run
 
 ROOT = Path(__file__).parent.parent
@@ -263,11 +264,105 @@ def test_the_numpy_policy_is_the_torch_policy():
     agent = scpo.Agent(5, BOX).requires_grad_(False)
     agent.actor[-1].weight.mul_(100)
     agent.actor_logstd.copy_(torch.tensor([-1.0, 0.5]))
+    agent.obs_mean.copy_(torch.arange(5.0))
+    agent.obs_var.copy_(torch.arange(5.0) + 0.5)
     obs, noise = torch.randn(16, 5), torch.randn(16, 2)
-    expected = agent.actor(obs) + agent.actor_logstd.exp() * noise
+    expected = agent.actor(agent.normalize(obs)) + agent.actor_logstd.exp() * noise
     np.testing.assert_allclose(
         scpo.numpy_policy(agent)(obs.numpy(), noise.numpy()), expected.numpy(), rtol=1e-4, atol=1e-5
     )
+
+
+# Scales ---------------------------------------------------------------------------------------------------------------
+
+
+def trained(script, env_id="Toy-v0", seen=None, monkeypatch=None, **flags):
+    """Trains on a toy task and returns the last checkpoint; seen gets the observations of each rollout."""
+    if seen is not None:
+        numpy_policy = script.numpy_policy
+
+        def watched(agent):
+            act = numpy_policy(agent)
+            seen.append([])
+            return lambda obs, noise: (seen[-1].append(obs.copy()), act(obs, noise))[1]
+
+        monkeypatch.setattr(script, "numpy_policy", watched)
+    env_id = f"toy_env:{env_id.replace('Toy', 'ToyChoice') if script is scpo_discrete else env_id}"
+    small = dict(num_envs=2, num_steps=64, minibatch_size=32, compile=False, cost_limit=3, total_timesteps=384)
+    *_, last = script.train(script.Args(**{**small, "env_id": env_id, **flags}))
+    return last["checkpoint"]
+
+
+@pytest.mark.parametrize("script", [scpo, scpo_discrete])
+def test_observations_are_normalised_by_all_that_came_before(script, monkeypatch):
+    seen = []
+    agent = trained(script, seen=seen, monkeypatch=monkeypatch, norm_obs=True)["agent"]
+    obs = np.concatenate([np.concatenate(rollout) for rollout in seen])[:, :2]
+    assert len(obs) == 384
+    np.testing.assert_allclose(agent["obs_mean"], [*obs.mean(0), 0], rtol=1e-4)  # not of the share spent
+    np.testing.assert_allclose(agent["obs_var"], [*obs.var(0), 1], rtol=0.02)
+    agent = trained(script)["agent"]
+    assert not agent["obs_mean"].any() and (agent["obs_var"] == 1).all()
+
+
+def test_what_is_normalised_reaches_all_networks_and_only_when_asked_for(monkeypatch):
+    """The same task in other units of its observations: with --norm-obs the runs are alike from iteration 2 on."""
+    make_env, policies = scpo.make_env, {}
+
+    def in_other_units(env_id, cost_limit, augment_state):
+        env = make_env(env_id, cost_limit, augment_state)
+        env.env = gym.wrappers.TransformObservation(env.env, lambda obs: 100 * obs + 500)
+        return env
+
+    for norm_obs in (False, True):
+        monkeypatch.setattr(scpo, "make_env", make_env)
+        flags = dict(norm_obs=norm_obs, total_timesteps=25600, learning_rate=1e-3)
+        usual = trained(scpo, **flags)
+        monkeypatch.setattr(scpo, "make_env", in_other_units)
+        other = trained(scpo, **flags)
+        for name, checkpoint in (("usual", usual), ("other", other)):
+            agent = scpo.Agent(3, BOX).requires_grad_(False)
+            agent.load_state_dict(checkpoint["agent"])
+            policies[norm_obs, name] = agent
+    grid = torch.rand(200, 3, generator=torch.Generator().manual_seed(0))
+    units = grid * torch.tensor([100.0, 100, 1]) + torch.tensor([500.0, 500, 0])
+
+    def varies(agent, obs):
+        obs = agent.normalize(obs)
+        return [network(obs).std().item() for network in (agent.actor, agent.critic, agent.safety_critic)]
+
+    assert min(varies(policies[True, "other"], units)) > 0.2 * min(varies(policies[True, "usual"], grid))
+    assert min(varies(policies[False, "other"], units)) < 0.2 * min(varies(policies[False, "usual"], grid))
+
+
+def test_the_reward_is_scaled_once_after_nullification(monkeypatch):
+    seen, gae = [], scpo.gae
+    monkeypatch.setattr(scpo, "gae", lambda rewards, *rest: (seen.append(rewards.copy()), gae(rewards, *rest))[1])
+    for scale in (1, 0.25):
+        trained(scpo, reward_scale=scale, k=1, beta=2, reward_bias=3, total_timesteps=128)
+    np.testing.assert_allclose(seen[1], 0.25 * seen[0], rtol=1e-6)
+    assert seen[0].std() > 0.1
+
+
+def test_the_deviation_of_actions_starts_where_it_is_told():
+    iterations = scpo.train(
+        scpo.Args(env_id="toy_env:Toy-v0", log_std_init=-0.7, cost_limit=3, num_steps=64, compile=False)
+    )
+    torch.testing.assert_close(next(iterations)["checkpoint"]["agent"]["actor_logstd"], torch.full((2,), -0.7))
+
+
+@pytest.mark.parametrize("script", [scpo, scpo_discrete])
+def test_fast_is_a_second_table_that_flags_override(script, capsys):
+    for task, changes in script.FAST_SETTINGS.items():
+        usual, fast = settings_of(script, "--env-id", task), settings_of(script, "--env-id", task, "--fast")
+        changed = {name for name in vars(usual) if getattr(usual, name) != getattr(fast, name)}
+        assert changed <= {"fast", "anneal_lr", *changes} and all(getattr(fast, x) == changes[x] for x in changes)
+        assert fast.fast and fast.anneal_lr and 3 * fast.total_timesteps <= usual.total_timesteps
+        assert settings_of(script, "--env-id", task, "--fast", "--num-steps", "2048").num_steps == 2048
+        with pytest.raises(SystemExit):
+            settings_of(script, "--env-id", task, "--fast", "--help")
+        said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert f"is the paper's T (default: {fast.num_steps})" in said
 
 
 # The state ------------------------------------------------------------------------------------------------------------
@@ -487,6 +582,9 @@ def test_paper_settings_are_built_in_and_can_be_overridden():
             "--save-every must give each environment at least 20 steps",
         ),
         ("--env-id toy_env:ToyIntegers-v0", "must be a Box of floats"),
+        ("--fast", "--fast is True, but must be off for toy_env:Toy-v0"),
+        ("--reward-scale 0", "--reward-scale"),
+        ("--log-std-init 3", "--log-std-init"),
         ("--cost-limit -1", "--cost-limit"),
         ("--cost-limit None", "--cost-limit"),
         ("--k -1", "--k"),

@@ -1,0 +1,111 @@
+"""The figure and tables of docs/fast-settings.md, from the runs of --fast that are kept in results/runs/.
+
+python -m reproduce.plot calls it. A block without runs stays empty.
+"""
+
+import numpy as np
+
+from reproduce import curves, plot
+from reproduce.curves import FAST, ROOT, TASKS, last_tenth
+from reproduce.plot import reached, table, thinned, with_range
+
+PAGE = ROOT / "docs" / "fast-settings.md"
+FINALS = "task, settings, million steps, seeds, return, published return, cost, published cost, limit, safe, "
+FINALS += "over the limit late, minutes"
+PAID = "task, algorithm, target, million steps, cost paid, seeds"
+LOOKS = {"SCPO": ("paper's settings", "#0072B2"), "fast": ("--fast", "#D55E00")}
+
+
+def load(results):
+    """Returns {task: {label: runs}} of what there is: SCPO with the paper's settings, --fast, TRPO-L and CPO."""
+    groups = {}
+    for task, (_, length) in TASKS.items():
+        lengths = {"SCPO": length, "fast": FAST[task][0], "TRPO-L": length, "CPO": length}
+        groups[task] = {label: curves.load(results, task, label, n)[0] for label, n in lengths.items()}
+        groups[task] = {label: runs for label, runs in groups[task].items() if runs}
+    return groups
+
+
+def finals(groups, published):
+    """Returns a dict for each task and table of settings: the last tenth of its runs beside the published one."""
+    rows = []
+    for task, labels in groups.items():
+        limit, length = TASKS[task]
+        for label in [label for label in LOOKS if label in labels]:
+            runs = labels[label]
+            costs = runs["episodic_cost"]
+            late = costs[:, costs.shape[1] // 2 :] > limit
+            row = {"task": task, "settings": LOOKS[label][0], "seeds": len(runs["seed"]), "limit": limit}
+            row["million steps"] = 1e-6 * runs["global_step"][0, -1]
+            for name, column in (
+                ("return", "episodic_return"),
+                ("cost", "episodic_cost"),
+                ("safe", "safe_episode_rate"),
+            ):
+                row[name] = with_range(last_tenth(runs[column]))
+                row[f"published {name}"] = plot.published_mean(published, task, "SCPO", name, length)
+            row["over the limit late"] = f"{late.sum()} of {late.size} iterations"
+            row["minutes"] = with_range(runs["seconds"][:, -1] / 60)
+            rows.append(row)
+    return rows
+
+
+def paid(groups, published):
+    """Returns a dict for each algorithm of a task: steps and cost until it has reached the common target and stays."""
+    rows = []
+    for task, labels in groups.items():
+        target = plot.SHARE * plot.published_mean(published, task, "SCPO", "return", TASKS[task].iterations)
+        for label, runs in labels.items():
+            costs = np.nan_to_num(runs["episodic_cost"]) * runs["episodes"]
+            hits = reached(runs["episodic_return"], runs["episodic_cost"], target, TASKS[task].cost_limit)
+            row = {"task": task, "algorithm": LOOKS[label][0] if label in LOOKS else label, "target": target}
+            row["seeds"] = f"{np.isfinite(hits).sum()} of {len(hits)}"
+            there = [(steps[int(hit) - 1], cost[: int(hit)].sum()) for steps, cost, hit in
+                     zip(runs["global_step"], costs, hits) if np.isfinite(hit)]  # fmt: skip
+            if there:
+                steps, cost = np.array(there).T
+                row.update({"million steps": with_range(1e-6 * steps), "cost paid": with_range(cost)})
+            rows.append(row)
+    return rows
+
+
+def draw(path, groups, published):
+    """Return and cost against steps, on a log axis: the paper's settings, --fast, and the published curve dashed."""
+    tasks = [task for task, labels in groups.items() if "fast" in labels]
+    figure, axes = plot.plt.subplots(
+        2, len(tasks), figsize=(3.7 * len(tasks), 5.9), layout="constrained", squeeze=False
+    )
+    for column, task in enumerate(tasks):
+        for axis, metric in zip(axes[:, column], ("episodic_return", "episodic_cost")):
+            name = plot.METRICS[metric][0]
+            for label in [label for label in LOOKS if label in groups[task]]:
+                runs, (said, colour) = groups[task][label], LOOKS[label]
+                steps, values = thinned(runs["global_step"][0]), thinned(runs[metric])
+                axis.plot(steps, values.mean(0), color=colour, label=f"{said} ({len(values)} seeds)")
+                axis.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+            at, curve = published[task, "SCPO", name]
+            axis.plot(32768 * at, curve, "--", color="black", linewidth=1, label="published")
+            axis.set(title=f"{task[:-3]}: {name}", xscale="log", xlim=(32768, None))
+            axis.grid(alpha=0.3)
+        axes[1, column].axhline(TASKS[task].cost_limit, color="black", linestyle="-.", linewidth=0.8)
+        axes[1, column].set_yscale("symlog", linthresh=TASKS[task].cost_limit)
+        axes[1, column].set_ylim(bottom=0)
+        axes[0, column].legend(fontsize=6)
+    figure.supxlabel(
+        "environment steps (mean, range of the seeds shaded; published dashed; limit dash-dotted)", fontsize=9
+    )
+    plot.save(figure, path)
+
+
+def make(results, published):
+    """Draws results/fast.png and returns the tables' lines by name."""
+    groups = load(results)
+    fast = {task: labels for task, labels in groups.items() if "fast" in labels}
+    if not fast:
+        return {}
+    draw(results / "fast", fast, published)
+    some = {task: fast[task] for task in ("SafetyBallRun-v0", "SafetyBallCircle-v0") if task in fast}
+    return {
+        "fast: the last tenth": table(FINALS, finals(fast, published)),
+        "fast: the way there": table(PAID, paid(some, published)),
+    }
