@@ -6,13 +6,14 @@ python -m reproduce.plot calls it. A block without runs stays empty.
 import numpy as np
 
 from reproduce import curves, plot
-from reproduce.curves import FAST, ROOT, TASKS, last_tenth
+from reproduce.curves import ALGOS, FAST, ROOT, TASKS, last_tenth, rows_of
 from reproduce.plot import reached, table, thinned, with_range
 
 PAGE = ROOT / "docs" / "fast-settings.md"
 FINALS = "task, settings, million steps, seeds, return, published return, cost, published cost, limit, safe, "
-FINALS += "over the limit late, minutes"
-PAID = "task, algorithm, target, million steps, cost paid, seeds"
+FINALS += "over the limit late"
+PAID = "task, algorithm, target, million steps, minutes, cost paid, seeds"
+SB3 = "SB3 PPO on the package's task"
 LOOKS = {"SCPO": ("paper's settings", "#0072B2"), "fast": ("--fast", "#D55E00")}
 
 
@@ -45,27 +46,35 @@ def finals(groups, published):
                 row[name] = with_range(last_tenth(runs[column]))
                 row[f"published {name}"] = plot.published_mean(published, task, "SCPO", name, length)
             row["over the limit late"] = f"{late.sum()} of {late.size} iterations"
-            row["minutes"] = with_range(runs["seconds"][:, -1] / 60)
             rows.append(row)
     return rows
 
 
-def paid(groups, published):
-    """Returns a dict for each algorithm of a task: steps and cost until it has reached the common target and stays."""
+def paid(groups, published, speeds):
+    """Returns a dict for each algorithm of a task: steps and cost until it has reached the common target and stays.
+
+    speeds: {(task, script): steps a second}, which gives minutes. Stable-Baselines3's are of all published steps.
+    """
     rows = []
     for task, labels in groups.items():
-        target = plot.SHARE * plot.published_mean(published, task, "SCPO", "return", TASKS[task].iterations)
+        length = TASKS[task].iterations
+        target = plot.SHARE * plot.published_mean(published, task, "SCPO", "return", length)
         for label, runs in labels.items():
             costs = np.nan_to_num(runs["episodic_cost"]) * runs["episodes"]
             hits = reached(runs["episodic_return"], runs["episodic_cost"], target, TASKS[task].cost_limit)
             row = {"task": task, "algorithm": LOOKS[label][0] if label in LOOKS else label, "target": target}
             row["seeds"] = f"{np.isfinite(hits).sum()} of {len(hits)}"
-            there = [(steps[int(hit) - 1], cost[: int(hit)].sum()) for steps, cost, hit in
-                     zip(runs["global_step"], costs, hits) if np.isfinite(hit)]  # fmt: skip
-            if there:
-                steps, cost = np.array(there).T
-                row.update({"million steps": with_range(1e-6 * steps), "cost paid": with_range(cost)})
+            there = np.flatnonzero(np.isfinite(hits))
+            if len(there):
+                steps = np.array([runs["global_step"][seed, int(hits[seed]) - 1] for seed in there])
+                row["million steps"] = with_range(1e-6 * steps)
+                row["cost paid"] = with_range(np.array([costs[seed, : int(hits[seed])].sum() for seed in there]))
+                speed = speeds.get((task, "scpo_continuous.py" if label in LOOKS else ALGOS[label]))
+                row["minutes"] = steps.mean() / speed / 60 if speed else None
             rows.append(row)
+        if (task, SB3) in speeds:
+            row = {"task": task, "algorithm": SB3, "million steps": 0.032768 * length}
+            rows.append({**row, "minutes": 32768 * length / speeds[task, SB3] / 60})
     return rows
 
 
@@ -104,8 +113,8 @@ def make(results, published):
     if not fast:
         return {}
     draw(results / "fast", fast, published)
-    some = {task: fast[task] for task in ("SafetyBallRun-v0", "SafetyBallCircle-v0") if task in fast}
+    speeds = {(row["task"], row["script"]): float(row["steps_per_second"]) for row in rows_of(results / "speed.csv")}
     return {
         "fast: the last tenth": table(FINALS, finals(fast, published)),
-        "fast: the way there": table(PAID, paid(some, published)),
+        "fast: the way there": table(PAID, paid(fast, published, speeds)),
     }

@@ -15,6 +15,7 @@ import argparse
 import importlib
 import itertools
 import time
+from functools import partial
 
 import numpy as np
 import optuna
@@ -53,8 +54,7 @@ def script_of(task):
 
 def iterations(args):
     """Trains in this process; yields mean return, mean cost and share of safe episodes of each iteration."""
-    script = importlib.import_module("scpo_discrete" if args.env_id == "CartSafe-v0" else "scpo_continuous")
-    for progress in itertools.islice(script.train(args), 1, None):
+    for progress in itertools.islice(script_of(args.env_id).train(args), 1, None):
         episodes = progress["episodes"] or [{"return": np.nan, "cost": np.nan, "safe": np.nan}]
         yield [np.mean([episode[name] for episode in episodes]) for name in ("return", "cost", "safe")]
 
@@ -93,45 +93,47 @@ def objective(trial, task, seed, steps):
         rows.append(row)
         returns, costs, _ = np.array(rows).T
         at_the_end = len(rows) == num_iterations
-        so_far = score(returns, costs, target, max(cost, limit / 3), limit, at_the_end)
-        trial.set_user_attr("return", round(float(last_tenth(returns)), 3))
-        trial.set_user_attr("cost", round(float(last_tenth(costs)), 3))
-        trial.set_user_attr("seconds", round(time.monotonic() - start))
         quarter, rest = divmod(4 * len(rows), num_iterations)
-        if rest < 4 and not at_the_end:
+        if rest >= 4 and not at_the_end:
+            continue
+        so_far = score(returns, costs, target, max(cost, limit / 3), limit, at_the_end)
+        told = {"return": round(last_tenth(returns), 3), "cost": round(last_tenth(costs), 3)}
+        told["seconds"] = round(time.monotonic() - start)
+        for name, value in told.items():
+            trial.set_user_attr(name, value)
+        if not at_the_end:
             trial.report(so_far, quarter)
             if trial.should_prune():
                 raise optuna.TrialPruned()
     return so_far
 
 
-def study_of(task, folder=FOLDER):
-    folder.mkdir(parents=True, exist_ok=True)
-    storage = JournalStorage(JournalFileBackend(str(folder / f"{task}.journal")))
+def study_of(task):
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    storage = JournalStorage(JournalFileBackend(str(FOLDER / f"{task}.journal")))
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
     sampler = optuna.samplers.TPESampler(n_startup_trials=8, constant_liar=True)
     options = dict(storage=storage, sampler=sampler, pruner=pruner, direction="maximize")
     return optuna.create_study(study_name=task, load_if_exists=True, **options)
 
 
-def write_trials(folder=FOLDER):
+def write_trials():
     """Writes the trials of all journals to search.csv beside their folder, a row a trial."""
     rows = []
-    for path in sorted(folder.glob("*.journal")):
-        for trial in study_of(path.stem, folder).trials:
-            value = (
-                trial.value if trial.value is not None else max(trial.intermediate_values.items(), default=[0, ""])[1]
-            )
+    for path in sorted(FOLDER.glob("*.journal")):
+        for trial in study_of(path.stem).trials:
+            scores = [*trial.intermediate_values.values(), trial.value]
+            value = next((score for score in reversed(scores) if score is not None), None)
             told = {"task": path.stem, "trial": trial.number, "state": trial.state.name.lower(), "score": value}
             rows.append({**told, **trial.user_attrs, **trial.params})
-    curves.write_rows(folder.parent / "search.csv", rows)
+    curves.write_rows(FOLDER.parent / "search.csv", rows)
 
 
 def changes_one_by_one(task, seed):
     """Trains with the paper's settings, each change of --fast alone, all but each, and all; writes fast_changes.csv."""
     script, path = script_of(task), RESULTS / "fast_changes.csv"
     paper, fast = script.TASK_SETTINGS[task], script.TASK_SETTINGS[f"{task} --fast"]
-    changed = [name for name in fast if name not in ("total_timesteps",) and fast[name] != paper.get(name)]
+    changed = [name for name in fast if name != "total_timesteps" and fast[name] != paper.get(name)]
     sets = {"none": [], **{f"{name} alone": [name] for name in changed}}
     sets.update({f"all but {name}": [other for other in changed if other != name] for name in changed}, all=changed)
     done = {(row["task"], row["seed"], row["changes"]) for row in curves.rows_of(path)}
@@ -157,9 +159,7 @@ def main(argv=None):
     parser.add_argument("--changes", action="store_true", help="instead: what each change of --fast does alone")
     args = parser.parse_args(argv)
     if args.seed < 101:
-        curves.fail(
-            "reproduce.search", f"--seed is {args.seed}, but must be 101 or more: lower ones are for the figures"
-        )
+        curves.fail("reproduce.search", f"--seed is {args.seed}, but must be 101 or more; lower ones make the figures")
     if args.changes:
         return changes_one_by_one(args.task, args.seed)
     study = study_of(args.task)
@@ -168,9 +168,7 @@ def main(argv=None):
             study.enqueue_trial({**{name: choices[0] for name, choices in SPACE.items()}, **values})
     steps = args.steps or TASKS[args.task].iterations * T // 10
     while len(study.get_trials(states=FINISHED)) < args.trials:
-        study.optimize(
-            lambda trial: objective(trial, args.task, args.seed, steps), n_trials=1, catch=FloatingPointError
-        )
+        study.optimize(partial(objective, task=args.task, seed=args.seed, steps=steps), 1, catch=FloatingPointError)
     write_trials()
 
 

@@ -1,0 +1,129 @@
+"""The settings of --fast: their search (reproduce/search.py), their figure and tables (reproduce/fast.py)."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_plot import published_as, runs_of
+
+import scpo_continuous
+import scpo_discrete
+from reproduce import curves, fast, search
+
+RUN = "SafetyBallRun-v0"
+
+
+def test_lengths_are_those_of_the_scripts():
+    tables = {**scpo_continuous.FAST_SETTINGS, **scpo_discrete.FAST_SETTINGS}
+    assert tables.keys() == curves.FAST.keys() == curves.TASKS.keys()
+    for task, (iterations, batch) in curves.FAST.items():
+        args = search.script_of(task).Args(**search.script_of(task).TASK_SETTINGS[f"{task} --fast"])
+        assert (iterations, batch) == (args.total_timesteps // batch, args.num_envs * args.num_steps)
+        assert args.total_timesteps == iterations * batch
+
+
+# The search -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_score_by_hand():
+    returns, costs = np.linspace(10, 200, 20), np.full(20, 3.0)
+    assert search.score(returns, costs, 100, 3, 4, True) == pytest.approx(1.95)
+    assert search.score(returns, costs, 100, 2, 4, True) == pytest.approx(1.95 - 0.25)  # half as much again as allowed
+    assert search.score(returns, costs, 100, 0.1, 4, True) == pytest.approx(1.95 - 1)  # at most 1
+    late = np.where(np.arange(20) == 12, 5.0, 3.0)  # one of ten over the limit
+    assert search.score(returns, late, 100, 3, 4, True) == pytest.approx(1.95 - 0.2)
+    assert search.score(returns, late, 100, 3, 4, False) == pytest.approx(1.95)
+    early = np.where(np.arange(20) < 10, 5.0, 3.0)
+    assert search.score(returns, early, 100, 3, 4, True) == pytest.approx(1.95)
+
+
+def trainings(monkeypatch):
+    """Replaces training: the return grows to 500 learning rates, at no cost. Returns the list of what was trained."""
+    made = []
+
+    def iterations(args):
+        made.append(args)
+        num_iterations = args.total_timesteps // (args.num_envs * args.num_steps)
+        return ([5e5 * args.learning_rate * (i + 1) / num_iterations, 0.0, 1.0] for i in range(num_iterations))
+
+    monkeypatch.setattr(search, "iterations", iterations)
+    return made
+
+
+def test_a_search_goes_on_ends_poor_trials_and_tells_all(tmp_path, monkeypatch):
+    made = trainings(monkeypatch)
+    monkeypatch.setattr(search, "FOLDER", tmp_path / "search")
+    for trials in (6, 12, 12):
+        search.main([RUN, "--trials", str(trials), "--seed", "107"])
+        assert len(made) == trials
+    with open(tmp_path / "search.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12 and {row["state"] for row in rows} == {"complete", "pruned"}
+    best = max(rows, key=lambda row: float(row["score"]))
+    assert best["state"] == "complete" and {row["seed"] for row in rows} == {"107"}
+    for args, row in zip(made, rows):
+        assert args.seed == 107 and args.anneal_lr and args.total_timesteps == 327680 and args.cost_limit == 25
+        assert float(row["learning_rate"]) == pytest.approx(args.learning_rate, rel=1e-4)
+        assert args.safety_lambdas == tuple(map(float, row["safety_lambdas"].split()))
+    assert made[0].learning_rate == 1e-3 and made[0].num_steps == 512  # begins where trials by hand had led
+
+
+def test_the_seeds_of_the_figures_are_refused(capsys):
+    with pytest.raises(SystemExit) as stop:
+        search.main([RUN, "--seed", "4"])
+    assert stop.value.code == 2 and "--seed is 4, but must be 101 or more" in capsys.readouterr().err
+
+
+def test_changes_are_made_one_by_one_and_only_once(tmp_path, monkeypatch):
+    made = trainings(monkeypatch)
+    monkeypatch.setattr(search, "RESULTS", tmp_path)
+    for _ in range(2):
+        search.main([RUN, "--changes"])
+    names = [*scpo_continuous.FAST_SETTINGS[RUN], "anneal_lr"]
+    names.remove("total_timesteps")
+    assert len(made) == 2 * len(names) + 2
+    rows = curves.rows_of(tmp_path / "fast_changes.csv")
+    paper, quick = (search.script_of(RUN).TASK_SETTINGS[name] for name in (RUN, f"{RUN} --fast"))
+    for args, row in zip(made, rows):
+        changed = {name for name in names if getattr(args, name) == quick[name]}
+        said = row["changes"]
+        assert args.total_timesteps == quick["total_timesteps"] and args.cost_limit == paper["cost_limit"]
+        only, but = said.replace(" alone", ""), said.replace("all but ", "")
+        assert changed == {"none": set(), "all": set(names)}.get(said, {only} if "alone" in said else {*names} - {but})
+        assert float(row["return"]) == pytest.approx(5e5 * args.learning_rate * 0.95, rel=0.05)
+
+
+# Figure and tables ----------------------------------------------------------------------------------------------------
+
+
+def test_finals_and_the_way_there_by_hand(tmp_path):
+    up, late = np.linspace(1, 100, 100), np.where(np.arange(80) == 60, 30.0, 2.0)
+    groups = {RUN: {"SCPO": runs_of([up, up], 5.0, batch=32768), "fast": runs_of([up[20:], up[20:] + 2], late, 8192)}}
+    published = {**published_as(up, algos=["SCPO"]), (RUN, "SCPO", "cost"): (np.arange(1, 101), np.full(100, 3.0))}
+    slow, quick = fast.finals(groups, published)
+    assert quick["return"] == pytest.approx((97.5, 96.5, 98.5)) and quick["cost"] == (2, 2, 2)
+    assert quick["published return"] == pytest.approx(95.5) and quick["published cost"] == 3
+    assert quick["over the limit late"] == "2 of 80 iterations" and slow["over the limit late"] == "0 of 100 iterations"
+    assert quick["million steps"] == pytest.approx(0.65536) and slow["million steps"] == pytest.approx(3.2768)
+    speeds = {(RUN, "scpo_continuous.py"): 1000.0, (RUN, fast.SB3): 100.0}
+    slow, quick, peer = fast.paid(groups, published, speeds)
+    assert slow["minutes"] == pytest.approx(91 * 32768 / 60e3) and peer["minutes"] == pytest.approx(3276800 / 6e3)
+    target = 0.9 * 95.5  # 85.95: the mean of ten iterations is there 4.5 iterations later
+    assert slow["target"] == pytest.approx(target)
+    assert slow["million steps"] == pytest.approx((91 * 0.032768,) * 3) and slow["cost paid"] == (91 * 50,) * 3
+    first, second = 91 - 20, 89 - 20  # the second seed earns 2 more
+    assert quick["million steps"] == pytest.approx((70 * 0.008192, second * 0.008192, first * 0.008192))
+    assert quick["cost paid"] == pytest.approx((first * 20 + 280 - 140, second * 20 + 280, first * 20 + 280), abs=300)
+    assert quick["seeds"] == "2 of 2"
+
+
+def test_what_the_page_shows_is_in_the_committed_runs():
+    groups = {task: labels for task, labels in fast.load(curves.RESULTS).items() if "fast" in labels}
+    assert groups.keys() == curves.TASKS.keys()
+    assert all(list(labels["fast"]["seed"]) == [1, 2, 3, 4] for labels in groups.values())
+    page = Path(fast.PAGE).read_text()
+    blocks = fast.make(curves.RESULTS, curves.load_published())
+    assert len(blocks) == 2
+    for lines in blocks.values():
+        assert "\n".join(lines) in page
