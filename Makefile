@@ -3,6 +3,7 @@
 # make lint                                                 ruff
 # make test-modern                                          the tests with Gymnasium 1.x and pybullet-arm64; the tasks' alone on
 #                                                           Python 3.12 and 3.13 where these are installed (no torch needed)
+# make test-field                                           Safety-Gymnasium by the recipe of docs/field.md, and its test
 # make test-ray                                             benchmark.sh --engine ray, on a cluster of two workers on this machine
 PYTHON ?= python3
 ARGS ?=
@@ -15,7 +16,7 @@ else
 REQUIREMENTS := requirements.txt
 endif
 
-.PHONY: train test lint test-modern test-tasks test-ray clean
+.PHONY: train test lint test-modern test-tasks test-field test-ray clean
 
 train: .venv/installed
 	.venv/bin/python scpo_continuous.py $(ARGS)
@@ -58,6 +59,11 @@ test-tasks:
 	$(TASKS_VENV)/bin/pip install -q --disable-pip-version-check -r $(TASKS_VENV)/requirements.txt pytest==8.4.2
 	$(TASKS_VENV)/bin/pip install -q --disable-pip-version-check --no-deps bullet-safety-gym==1.4.0
 	$(TASKS_VENV)/bin/python -m pytest tests/test_ball_tasks.py tests/test_cart_safe.py
+
+test-field: .venv/installed-dev
+	.venv/bin/pip install -q --disable-pip-version-check -r requirements.txt -r requirements-field.txt
+	.venv/bin/pip install -q --disable-pip-version-check --no-deps safety-gymnasium==1.0.0 gymnasium-robotics==1.2.2
+	.venv/bin/python -m pytest tests/test_field.py
 
 test-ray: .venv/installed-dev
 	.venv/bin/pip install -q --disable-pip-version-check "ray[default]==2.60.0"

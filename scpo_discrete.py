@@ -23,6 +23,7 @@ Where we depart from the paper, and why (docs/scpo.md has the measurements):
 
 import json
 import math
+import random
 import sys
 import time
 from dataclasses import dataclass
@@ -188,7 +189,8 @@ def make_env(env_id, cost_limit, augment_state):
     except Exception as error:
         reason = str(error) or type(error).__name__
         if "values to unpack" in reason:
-            reason = 'step must return obs, reward, terminated, truncated, info, and the cost as info["cost"]'
+            hint = f"; {env_id.replace('-v', 'Gymnasium-v')} does" if "safety_gym" in env.unwrapped.__module__ else ""
+            reason = f'step must return obs, reward, terminated, truncated, info, and the cost as info["cost"]{hint}'
         raise ValueError(f"--env-id {env_id}: {reason}") from error
     return env
 
@@ -391,7 +393,7 @@ def compiled(function, *example):
 # Algorithm 1 ----------------------------------------------------------------------------------------------------------
 
 
-def train(args, checkpoint=None):
+def train(args, checkpoint=None, make_env=make_env):
     """A generator: yields what there is to save before the first iteration, and to log and save after each.
 
     checkpoint: one that it has yielded, to go on from. All environments begin new episodes then. They also do so every
@@ -400,6 +402,8 @@ def train(args, checkpoint=None):
     check_args(args)
     torch.set_num_threads(1)  # the matrices are too small to share
     torch.manual_seed(args.seed)
+    random.seed(args.seed)
+    np.random.seed(args.seed)  # noqa: NPY002  some tasks draw from it
     rng = np.random.default_rng(args.seed)
     device = torch.device(args.device)
     batch_size = args.num_envs * args.num_steps
@@ -448,7 +452,7 @@ def train(args, checkpoint=None):
     for iteration in range(first, num_iterations + 1):
         # Sample (a_t, s_t) ~ pi for T steps (Algorithm 1, line 2)
         if iteration == first or (args.save_every and (iteration - 1) % args.save_every == 0):
-            current_obs = np.stack([env.reset(seed=int(rng.integers(2**31)))[0] for env in envs])
+            current_obs = np.stack([obs for obs, _ in [env.reset(seed=int(rng.integers(2**31))) for env in envs]])
             current_safe = np.ones(args.num_envs)
         start_time, episodes = time.monotonic(), []
         policy, sampled_from = numpy_policy(agent), agent.state_dict()
@@ -456,9 +460,9 @@ def train(args, checkpoint=None):
         for t in range(args.num_steps):
             obs[t], safe[t] = current_obs, current_safe
             actions[t] = policy(obs[t], noise[t])
-            env_actions = agent.to_env(actions[t])
-            for i, env in enumerate(envs):
-                next_obs[t, i], rewards[t, i], terminated, truncated, info = env.step(env_actions[i])
+            results = [env.step(action) for env, action in zip(envs, agent.to_env(actions[t]))]
+            for i, (env, result) in enumerate(zip(envs, results)):
+                next_obs[t, i], rewards[t, i], terminated, truncated, info = result
                 costs[t, i], next_safe[t, i] = info["cost"], info["safe"]
                 terminations[t, i], dones[t, i] = terminated, terminated or truncated
                 current_obs[i], current_safe[i] = next_obs[t, i], info["safe"]

@@ -8,8 +8,8 @@ once before the first iteration, with "checkpoint" alone, and then one after eac
     episodes      a dict for each episode that ended: iteration, global_step, env, return, cost, length, safe
     sampled_from  the weights of the policy that played these episodes
 
-A run leaves runs/<env>__<script>__<seed>__<time>/ with config.json, progress.csv, episodes.csv, TensorBoard events and
-two checkpoints: last.pt, from which --resume goes on, and best_safe.pt, the policy that earned most within the limit.
+A run leaves runs/<env>__<script or --exp-name>__<seed>__<time>/ with config.json, progress.csv, episodes.csv, TensorBoard
+events and two checkpoints: last.pt, from which --resume goes on, and best_safe.pt, the policy that earned most within the limit.
 """
 
 import contextlib
@@ -40,8 +40,10 @@ from torch.utils.tensorboard import SummaryWriter
 @dataclass
 class RunArgs:
     runs_dir: str = "runs"  # folder that gets a folder for this run
+    exp_name: Optional[str] = None  # takes the script's place in the name of the run's folder
     resume: Optional[str] = None  # folder of a run to go on with; more --total-timesteps make a complete run longer
     min_safe_rate: float = 0.8  # share of an iteration's episodes that must be safe for best_safe.pt to take its policy
+    num_workers: int = 1  # processes that step the environments; more pay where steps take longer than updates
     iteration_timeout: float = 3600.0  # seconds an iteration may take; then the run ends and shows where it hangs
     track: bool = False  # log to Weights & Biases too (pip install wandb)
     wandb_project_name: str = "scpo"  # Weights & Biases project
@@ -50,7 +52,8 @@ class RunArgs:
 
 VERSIONS = dict(python=sys.version.split()[0], **{x: version(x) for x in ("torch", "numpy", "gymnasium")})
 # What --resume may change, since it concerns only the process. All other flags define the run
-PROCESS_FLAGS = "total_timesteps device compile resume iteration_timeout track wandb_project_name wandb_entity".split()
+PROCESS_FLAGS = "total_timesteps device compile resume num_workers iteration_timeout track".split()
+PROCESS_FLAGS += ["wandb_project_name", "wandb_entity"]
 SAVED = "script args revisions iteration agent best_return seconds files".split()  # in every last.pt
 
 
@@ -92,6 +95,7 @@ def read_flags(Args, task_settings, script, argv=None):
         least = (checkpoint["iteration"] + 1) * args.num_envs * args.num_steps
         check(args, "total_timesteps", args.total_timesteps >= least, f"{least} or more, to go beyond what is done")
     check(args, "runs_dir", args.runs_dir, "the name of a folder")
+    check(args, "num_workers", 1 <= args.num_workers <= args.num_envs, f"in [1, {args.num_envs}]: 1 to num-envs")
     check(args, "min_safe_rate", 0 <= args.min_safe_rate <= 1, "in [0, 1]")
     check(args, "iteration_timeout", 1 <= args.iteration_timeout <= 1e6, "in [1, 1e6] seconds")
     try:
@@ -135,7 +139,7 @@ def git_revision(folder):
 
 
 def new_folder(args, script):
-    name = f"{re.sub('[/:]', '-', args.env_id)}__{script.stem}__{args.seed}"
+    name = re.sub("[/:]", "-", f"{args.env_id}__{args.exp_name or script.stem}__{args.seed}")
     Path(args.runs_dir).mkdir(parents=True, exist_ok=True)
     for second in range(int(time.time()), sys.maxsize):
         folder = Path(args.runs_dir, f"{name}__{second}")
@@ -225,6 +229,10 @@ def run(train, Args, task_settings, argv=None):
     try:
         args, loaded = read_flags(Args, task_settings, script, argv)
         faulthandler.dump_traceback_later(args.iteration_timeout, exit=True, file=2)
+        if args.num_workers > 1:
+            from scpo_workers import with_workers
+
+            train = with_workers(train, args)
         iterations = train(args, loaded)
         try:
             checkpoint = next(iterations)["checkpoint"]
@@ -248,7 +256,7 @@ def run(train, Args, task_settings, argv=None):
     try:
         with lock, SummaryWriter(folder) as writer:
             keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop)
-    except FloatingPointError as error:
+    except (FloatingPointError, ChildProcessError) as error:
         raise SystemExit(f"\n{script.name}: {error}; what was logged and saved in {folder} is intact") from None
     finally:
         faulthandler.cancel_dump_traceback_later()

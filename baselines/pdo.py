@@ -16,6 +16,7 @@ docs/baselines.md lists the mistakes of public versions that this one avoids, an
 
 import json
 import math
+import random
 import time
 from dataclasses import dataclass
 from typing import Literal, Optional
@@ -169,7 +170,8 @@ def make_env(env_id, cost_limit, augment_state):
     except Exception as error:
         reason = str(error) or type(error).__name__
         if "values to unpack" in reason:
-            reason = 'step must return obs, reward, terminated, truncated, info, and the cost as info["cost"]'
+            hint = f"; {env_id.replace('-v', 'Gymnasium-v')} does" if "safety_gym" in env.unwrapped.__module__ else ""
+            reason = f'step must return obs, reward, terminated, truncated, info, and the cost as info["cost"]{hint}'
         raise ValueError(f"--env-id {env_id}: {reason}") from error
     return env
 
@@ -432,7 +434,7 @@ def update_critics(agent, optimizer, obs, returns, cost_returns, args):
 # The algorithm --------------------------------------------------------------------------------------------------------
 
 
-def train(args, checkpoint=None):
+def train(args, checkpoint=None, make_env=make_env):
     """A generator: yields what there is to save before the first iteration, and to log and save after each.
 
     checkpoint: one that it has yielded, to go on from. All environments begin new episodes then. They also do so every
@@ -441,6 +443,8 @@ def train(args, checkpoint=None):
     check_args(args)
     torch.set_num_threads(1)  # the matrices are too small to share
     torch.manual_seed(args.seed)
+    random.seed(args.seed)
+    np.random.seed(args.seed)  # noqa: NPY002  some tasks draw from it
     rng = np.random.default_rng(args.seed)
     device = torch.device(args.device)
     batch_size = args.num_envs * args.num_steps
@@ -484,7 +488,7 @@ def train(args, checkpoint=None):
     for iteration in range(first, num_iterations + 1):
         # Sample
         if iteration == first or (args.save_every and (iteration - 1) % args.save_every == 0):
-            current_obs = np.stack([env.reset(seed=int(rng.integers(2**31)))[0] for env in envs])
+            current_obs = np.stack([obs for obs, _ in [env.reset(seed=int(rng.integers(2**31))) for env in envs]])
             discounted_return = np.zeros(args.num_envs)
         agent.std.fill_(args.std_end + (args.std_start - args.std_end) * (1 - iteration / num_iterations))
         start_time, episodes = time.monotonic(), []
@@ -493,9 +497,9 @@ def train(args, checkpoint=None):
         for t in range(args.num_steps):
             obs[t] = current_obs
             actions[t] = policy(obs[t], noise[t])
-            env_actions = agent.to_env(actions[t])
-            for i, env in enumerate(envs):
-                next_obs[t, i], rewards[t, i], terminated, truncated, info = env.step(env_actions[i])
+            results = [env.step(action) for env, action in zip(envs, agent.to_env(actions[t]))]
+            for i, (env, result) in enumerate(zip(envs, results)):
+                next_obs[t, i], rewards[t, i], terminated, truncated, info = result
                 costs[t, i] = info["cost"]
                 terminations[t, i], dones[t, i] = terminated, terminated or truncated
                 current_obs[i] = next_obs[t, i]

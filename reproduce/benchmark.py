@@ -26,8 +26,11 @@ from reproduce.studies import SETTINGS, STUDIES
 ALGORITHM_CODE = ("scpo_*.py", "baselines", "scpo_envs")
 
 
+PROGRAM = "benchmark.sh"  # who answers; field.py puts its name here
+
+
 def fail(message):
-    curves.fail("benchmark.sh", message)
+    curves.fail(PROGRAM, message)
 
 
 class Run:
@@ -252,6 +255,15 @@ def keep(run, args):
     return ""
 
 
+def signals():
+    """Returns a list that gets the signals that ask to stop, from now on."""
+    stop = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda number, frame: stop.append(number))
+    return stop
+
+
 def folder(flag, given, default):
     """Returns the folder that a flag names; it needn't be there yet."""
     path = Path(default if given is None else given).absolute()
@@ -319,10 +331,7 @@ def main(argv=None):
     if args.dry_run:
         return say(*(shlex.join(run.command()) for run in todo))
     say(f"{len(runs)} runs, {len(runs) - len(todo)} of them complete, {args.jobs} at a time.")
-    stop = []  # the signals that came
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, lambda number, frame: stop.append(number))
+    stop = signals()
     make, jobs = execute, args.jobs
     if args.engine == "ray":
         make, jobs = clusters.connect_to_ray(args.ray_address), len(runs)

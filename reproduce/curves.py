@@ -55,7 +55,7 @@ COLUMNS = (
 # Entries of config.json that concern only the process, or say who made the run. All others are the run's settings
 NOT_SETTINGS = (
     "runs_dir resume device compile step_timeout iteration_timeout min_safe_rate track wandb_project_name wandb_entity "
-    "num_iterations revision revisions python torch numpy gymnasium".split()
+    "num_workers exp_name num_iterations revision revisions python torch numpy gymnasium".split()
 )
 
 
@@ -162,7 +162,7 @@ def keep(attempt, name, results, replace=False):
         old = config(path.with_suffix(".json"))
         other = differences(settings, old)
         said = f"{had} iterations of {'+'.join(revisions(old))}" + (f", other settings: {other}" if other else "")
-        full = TASKS[name.split("__")[0]].iterations
+        full = TASKS.get(name.split("__")[0], Task(0, float("inf"))).iterations
         if had > have and (had >= full or not replace):
             return f"{name}: its {have} iterations are not kept, {path} has {said}"
         if other and not replace:

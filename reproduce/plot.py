@@ -3,6 +3,8 @@
 No row and no panel compares unequal lengths: a run that is shorter than the paper's (or than --iterations) is left out
 and listed as missing. Tables go between their marks in results/README.md, the campaign's numbers into campaign.csv.
 --measure velocity or targets first makes velocity.csv, from the checkpoints in --runs-dir, or targets.csv.
+
+python -m reproduce.plot RUN RUN ... draws any runs beside each other instead, into --figure, and prints their table.
 """
 
 import argparse
@@ -405,7 +407,7 @@ def make(results, cap):
     if (results / "speed.csv").exists():
         blocks["speed"] = table("task, script, steps_per_second, ratio", curves.rows_of(results / "speed.csv"))
     write_blocks(results / "README.md", blocks)
-    from reproduce import fast  # it draws with what is above
+    from reproduce import fast, field  # they draw with what is above
 
     fast_blocks = fast.make(results, published)
     if results.resolve() == RESULTS:
@@ -413,18 +415,27 @@ def make(results, cap):
         write_blocks(
             ROOT / "README.md", {"summary": table(SUMMARY, [row for row in rows if row["algorithm"] == "SCPO"])}
         )
-    return {**blocks, **fast_blocks}
+    return {**blocks, **fast_blocks, **field.make(results / "field")}
 
 
 def main(argv=None):
     wide = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="plot.py", description=__doc__, formatter_class=wide)
     parser.error = lambda message: curves.fail("plot.py", message.replace("argument ", ""))
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="folders of runs, or kept curves (NAME.csv)")
+    parser.add_argument("--figure", type=Path, default=Path("beside"), help="of RUN RUN ...: where, without an ending")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that has runs/TASK__ALGO__SEED.csv")
     parser.add_argument("--iterations", type=int, help="compare so many first iterations instead of full-length runs")
     parser.add_argument("--measure", choices=("velocity", "targets"), help="make this CSV anew first")
     parser.add_argument("--runs-dir", type=Path, default=ROOT / "runs/benchmark", help="for --measure velocity")
     args = parser.parse_args(argv)
+    if args.runs:
+        from reproduce import beside  # it draws with what is above
+
+        try:
+            return say(*beside.main(args.runs, args.figure))
+        except (curves.BadFile, OSError) as error:
+            curves.fail("plot.py", error)
     if args.iterations is not None and args.iterations < 1:
         curves.fail("plot.py", f"--iterations is {args.iterations}, but must be at least 1")
     if not list(args.results.glob("runs/*__*__*.csv")):

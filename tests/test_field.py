@@ -1,0 +1,312 @@
+"""Safety-Gymnasium's module, reproduce/field.py and the figure of any runs, on toys; the package where it is there."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import scpo_run
+from reproduce import benchmark, beside, curves, field, plot
+
+ROOT = Path(__file__).parent.parent
+FOUND = "scpo_envs.safety_gymnasium:SafetyPointGoal1Gymnasium-v0"
+
+
+# scpo_envs/safety_gymnasium.py ----------------------------------------------------------------------------------------
+
+STUB = {
+    "__init__.py": """
+import dataclasses, os
+import gymnasium as gym
+import numpy as np
+from safety_gymnasium import world
+
+@dataclasses.dataclass
+class Inner:
+    size: float = 0.5
+
+@dataclasses.dataclass
+class Outer:
+    colour: np.ndarray = np.array([1.0, 0.0])
+    inner: Inner = Inner()
+    name: str = "cart"
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    colour: np.ndarray = np.zeros(2)
+
+if os.environ.get("BROKEN"):
+    raise RuntimeError("broken")
+
+class Six(gym.Env):
+    observation_space = action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(1), {}
+
+    def step(self, action):
+        return np.zeros(1), 0.0, 0.0, False, False, {}
+
+gym.register("SafetyToyGoal1-v0", Six, max_episode_steps=5)
+""",
+    "world.py": """
+import yaml
+
+def build():
+    with open(__file__.replace("world.py", "assets.yaml")) as file:
+        return yaml.load(file, Loader=yaml.FullLoader)["textures"]
+""",
+    "assets.yaml": "{textures: {skybox: {'@fileright': star_hd.right.png}, matplane: {'@builtin': checker}}}",
+}
+
+
+@pytest.fixture
+def with_stub(tmp_path):
+    """Runs Python code with a package of that name that has the faults of the real one."""
+    (tmp_path / "safety_gymnasium").mkdir()
+    for name, text in STUB.items():
+        (tmp_path / "safety_gymnasium" / name).write_text(text)
+
+    def run(*argv, **variables):
+        env = dict(os.environ, PYTHONPATH=f"{ROOT}:{tmp_path}", OMP_NUM_THREADS="1", **variables)
+        return subprocess.run([sys.executable, *argv], env=env, capture_output=True, text=True, cwd=tmp_path)
+
+    return run
+
+
+def test_defaults_that_python_3_11_refuses_are_shared_as_before_it(with_stub):
+    told = with_stub("-c", """
+import dataclasses
+before = dataclasses.dataclass
+import scpo_envs.safety_gymnasium
+from safety_gymnasium import Frozen, Inner, Outer
+one, two = Outer(), Outer(name="ship")
+print(one.colour.tolist(), one.colour is two.colour, one.inner is two.inner, one.inner, one.name, two.name)
+print(dataclasses.dataclass is before, Frozen().colour.tolist())
+""")  # fmt: skip
+    assert told.stdout.splitlines() == ["[1.0, 0.0] True True Inner(size=0.5) cart ship", "True [0.0, 0.0]"], (
+        told.stderr
+    )
+
+
+def test_dataclasses_are_themselves_again_after_a_failure(with_stub):
+    told = with_stub("-c", """
+import dataclasses
+before = dataclasses.dataclass
+try:
+    import scpo_envs.safety_gymnasium
+except RuntimeError as error:
+    print(error, dataclasses.dataclass is before)
+""", BROKEN="1")  # fmt: skip
+    assert told.stdout.split() == ["broken", "True"], told.stderr
+
+
+def test_the_sky_is_grey_and_all_else_as_it_was(with_stub):
+    told = with_stub("-c", "import scpo_envs.safety_gymnasium as s; import json; print(json.dumps(s.world.build()))")
+    textures = json.loads(told.stdout)
+    assert textures["skybox"]["@builtin"] == "flat" and "@fileright" not in textures["skybox"]
+    assert textures["matplane"] == {"@builtin": "checker"}
+
+
+@pytest.mark.parametrize("script", ["scpo_continuous.py", "baselines/cpo.py"])
+def test_six_values_get_the_id_that_gives_five(script, with_stub):
+    told = with_stub(ROOT / script, "--env-id", "scpo_envs.safety_gymnasium:SafetyToyGoal1-v0", "--cost-limit", "25")
+    said = told.stderr.strip()
+    assert told.returncode == 2 and "\n" not in said
+    assert said.endswith('the cost as info["cost"]; scpo_envs.safety_gymnasium:SafetyToyGoal1Gymnasium-v0 does')
+
+
+@pytest.mark.skipif(not find_spec("safety_gymnasium"), reason="needs Safety-Gymnasium (docs/field.md, make test-field)")
+def test_rollouts_of_the_real_package_are_those_of_python_3_10_with_stars():
+    """The number is of `safety_gymnasium:`, the package alone, on Python 3.10."""
+    import gymnasium as gym
+
+    env, rng, total = gym.make(FOUND, disable_env_checker=True), np.random.default_rng(0), 0.0
+    env.reset(seed=3)
+    for _ in range(2):
+        for _ in range(300):
+            action = rng.uniform(-1, 1, env.action_space.shape).astype(np.float32)
+            obs, reward, terminated, truncated, info = env.step(action)
+            total += obs.sum() + reward + info["cost"]
+            assert not terminated and not truncated
+        total += env.reset()[0].sum()
+    assert total == pytest.approx(10929.961412023613, rel=1e-12)
+
+
+# Any runs beside each other -------------------------------------------------------------------------------------------
+
+
+def write_run(folder, env_id="toy_env:Toy-v0", script="scpo_continuous.py", iterations=20, returned=1.0, **settings):
+    """A run whose return rises by `returned` an iteration; its episodes end in every second one."""
+    folder.mkdir(parents=True)
+    settings = dict(dict(env_id=env_id, script=script, seed=1, cost_limit=5.0, k=4, revisions=["a"]), **settings)
+    (folder / "config.json").write_text(json.dumps(settings))
+    names = "iteration global_step episodes episodic_return episodic_cost safe_episode_rate seconds"
+    with open(folder / "progress.csv", "w") as file:
+        print(*names.split(), sep=",", file=file)
+        for i in range(1, iterations + 1):
+            values = (i * returned, i / 10, 0.5) if i % 2 == 0 else ("nan", "nan", "nan")
+            print(i, 1000 * i, 4 * (i % 2 == 0), *values, 2 * i, sep=",", file=file)
+    return folder
+
+
+def test_runs_of_other_tasks_lengths_and_settings_are_drawn_and_told_apart(tmp_path, capsys):
+    runs = [
+        write_run(tmp_path / "a", seed=1),
+        write_run(tmp_path / "b", seed=2, returned=3.0),
+        write_run(tmp_path / "c", k=2, iterations=200),
+        write_run(tmp_path / "d", script="trpo.py", num_workers=4),
+        write_run(tmp_path / "e", exp_name="mine", env_id="Other-v0", cost_limit=0.0),
+    ]
+    plot.main([*map(str, runs), "--figure", str(tmp_path / "new" / "figure")])
+    said = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in said if line.startswith("|")]
+    rows = {(row[0], row[1]): dict(zip(cells[0], row)) for row in cells[2:]}
+    assert list(rows) == [
+        ("Toy-v0", "scpo_continuous, k 4"),
+        ("Toy-v0", "scpo_continuous, k 2"),
+        ("Toy-v0", "trpo"),
+        ("Other-v0", "mine"),
+    ]
+    seeds = rows["Toy-v0", "scpo_continuous, k 4"]
+    # ten iterations had episodes; the last tenth of these is the last one
+    assert (seeds["seeds"], seeds["return"], seeds["cost"], seeds["safe"]) == ("2", "40.0 (20.0 to 60.0)", "2.0", "0.5")
+    assert (seeds["million steps"], seeds["steps/s"], seeds["minutes"]) == ("0.02", "500.0", "0.667")
+    assert rows["Toy-v0", "scpo_continuous, k 2"]["return"] == "191.0"  # of the last ten of a hundred
+    assert said[-1] == f"{tmp_path}/new/figure.png" and (tmp_path / "new" / "figure.svg").stat().st_size > 10_000
+
+
+def test_a_figure_has_a_row_a_task_and_a_line_a_run(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(beside, "save", lambda figure, path: figures.append(figure))
+    runs = [write_run(tmp_path / str(i), seed=i) for i in range(2)] + [write_run(tmp_path / "c", env_id="Other-v0")]
+    published = [dict(task="Toy-v0", label=None, return_mean="7", cost_mean="9")]
+    beside.draw(tmp_path / "x", [beside.load(run) for run in runs], published)
+    axes = figures[0].axes
+    assert [axis.get_title() for axis in axes] == [
+        f"{task}: {name}" for task in ("Toy-v0", "Other-v0") for name in ("return", "cost", "safe episodes")
+    ]
+    # two curves and the published mark; two curves, limit and mark; two curves
+    assert [len(axis.lines) for axis in axes] == [3, 4, 2, 1, 2, 1]
+    assert axes[0].lines[0].get_xydata()[0].tolist() == [0.002, 2.0]
+    assert axes[0].lines[-1].get_xydata().tolist() == [[10, 7]]
+    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["scpo_continuous"]
+
+
+def cut(path, lines):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+
+
+@pytest.mark.parametrize(
+    "spoil, says",
+    [
+        (lambda run: (run / "progress.csv").unlink(), "progress.csv can't be read"),
+        (lambda run: (run / "config.json").unlink(), "config.json is missing"),
+        (lambda run: (run / "config.json").write_text("{}"), "has no env_id"),
+        (lambda run: (run / "progress.csv").write_text("iteration,episodes\n1,1\n"), "has no episodic_return"),
+        (lambda run: cut(run / "progress.csv", 2), "has no episode that ended"),
+    ],
+)
+def test_what_is_no_run_gets_one_line(spoil, says, tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    spoil(run)
+    with pytest.raises(SystemExit) as stop:
+        plot.main([str(run), "--figure", str(tmp_path / "figure")])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1 and says in said and not list(tmp_path.glob("figure*"))
+
+
+# reproduce/field.py ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def toys(monkeypatch):
+    """The field's command on a toy task that takes no time."""
+    size = dict(num_envs=2, num_steps=64)
+    monkeypatch.setattr(field, "TASKS", {"SafetyHopperVelocity-v1": "toy_env:Toy-v0"})
+    settings = {"SCPO": dict(size, compile=False, minibatch_size=32), "CPO": dict(size, critic_minibatches=4)}
+    monkeypatch.setattr(field, "SETTINGS", settings)
+    monkeypatch.setattr(field, "find_spec", lambda name: True)
+    monkeypatch.setattr(benchmark, "PROGRAM", "benchmark.sh")
+    monkeypatch.setitem(curves.ONE_THREAD, "PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_the_field_is_made_kept_drawn_and_skipped_the_next_time(toys, tmp_path, capsys):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "published.csv").write_text((ROOT / "results/field/published.csv").read_text())
+    where = ["--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path / "results"), "--seeds", "3"]
+    field.main([*where, "--total-timesteps", "10000", "--jobs", "2"])
+    said = capsys.readouterr().out
+    kept = sorted(path.name for path in (tmp_path / "results" / "runs").iterdir())
+    assert kept == [f"SafetyHopperVelocity-v1__{algo}__3.{end}" for algo in ("CPO", "SCPO") for end in ("csv", "json")]
+    kept = curves.read(tmp_path / "results" / "runs" / "SafetyHopperVelocity-v1__SCPO__3.csv")
+    assert len(kept["iteration"]) == 78 and kept["global_step"][-1] == 9984
+    row = next(
+        line for line in said.splitlines() if line.startswith("| SafetyHopperVelocity-v1 | SCPO | 1 | 0.00998 |")
+    )
+    assert plot.show(float(curves.last_tenth(kept["episodic_return"]))) in row
+    assert "| PPOLag | 961.9 / 14 |" in said and (tmp_path / "results" / "field.png").exists()
+
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.pt")}
+    field.main([*where, "--total-timesteps", "10000"])
+    assert (
+        before == {path: path.stat().st_mtime_ns for path in before} and "from iteration" not in capsys.readouterr().out
+    )
+    with pytest.raises(SystemExit) as stop:
+        field.main([*where, "--total-timesteps", "20000"])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.startswith("field.py: ") and "total_timesteps 9984, not 19968" in said
+
+
+@pytest.mark.parametrize("algo", field.SETTINGS)
+@pytest.mark.parametrize("task", field.TASKS)
+def test_the_scripts_take_the_fields_commands(task, algo):
+    args = field.parse(["--num-workers", "2"])
+    run = field.Run(task, algo, 1, args)
+    module = importlib.import_module(curves.ALGOS[algo].replace(".py", "").replace("/", "."))
+    read, _ = scpo_run.read_flags(module.Args, module.TASK_SETTINGS, Path(module.__file__), run.command()[2:])
+    module.check_args(read)
+    assert read.env_id.endswith("Gymnasium" + task[-3:]) and read.cost_limit == 25 and read.num_workers == 2
+    assert {name: getattr(read, name) for name in field.SETTINGS[algo]} == field.SETTINGS[algo]
+    assert 0.99 * 10**7 < read.total_timesteps <= 10**7
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        ("--jobs 0", "--jobs is 0, but must be at least 1"),
+        ("--num-workers 0", "--num-workers is 0, but must be at least 1"),
+        ("--total-timesteps 10", "--total-timesteps is 10, but must be at least 10000"),
+        ("--tasks Ball", "invalid choice: 'Ball'"),
+        ("--seeds x", "invalid int value: 'x'"),
+        ("--runs-dir /dev/null/x", "--runs-dir is '/dev/null/x', but must be a folder"),
+        ("", "Safety-Gymnasium isn't installed; docs/field.md says how"),
+    ],
+)
+def test_bad_input_gets_one_line(argv, says, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(field, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as stop:
+        field.main([*(argv.split() or ["--runs-dir", str(tmp_path)])])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1 and said.startswith("field.py: ") and says in said
+
+
+def test_the_page_shows_what_is_kept():
+    text = field.PAGE.read_text()
+    runs, published = field.load(ROOT / "results" / "field")
+    assert len(published) == 60 and len({row["algorithm"] for row in published} - {*field.UNCONSTRAINED}) == 16
+    for line in field.published_table(published):
+        assert line in text
+    for line in plot.table(beside.TABLE, beside.rows(runs)) if runs else ():
+        assert line in text
