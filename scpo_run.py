@@ -8,8 +8,9 @@ once before the first iteration, with "checkpoint" alone, and then one after eac
     episodes      a dict for each episode that ended: iteration, global_step, env, return, cost, length, safe
     sampled_from  the weights of the policy that played these episodes
 
-A run leaves runs/<env>__<script or --exp-name>__<seed>__<time>/ with config.json, progress.csv, episodes.csv, TensorBoard
-events and two checkpoints: last.pt, from which --resume goes on, and best_safe.pt, the policy that earned most within the limit.
+A run leaves runs/<env>__<script or --exp-name>__<seed>__<time>/ with config.json, progress.csv, episodes.csv,
+TensorBoard events and two checkpoints: last.pt, from which --resume goes on, and best_safe.pt, the policy that earned
+most within the limit.
 """
 
 import contextlib
