@@ -147,11 +147,10 @@ class SafetyState(gym.Wrapper):
     def augmented(self, obs):
         if not self.is_flat:
             obs = gym.spaces.utils.flatten(self.env.observation_space, obs)
-        if not self.augment_state:
-            return np.asarray(obs, dtype=np.float32)
         state = np.empty(self.observation_space.shape, dtype=np.float32)
-        state[:-1] = obs
-        state[-1] = min(self.spent / max(self.cost_limit, 1e-8), 1 + DELTA)
+        state[: len(obs)] = obs
+        if self.augment_state:
+            state[-1] = min(self.spent / max(self.cost_limit, 1e-8), 1 + DELTA)
         return state
 
     def reset(self, *, seed=None, options=None):

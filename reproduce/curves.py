@@ -34,8 +34,6 @@ TASKS = {
 FAST = {  # of --fast: iterations, and steps in each
     "SafetyBallCircle-v0": (400, 8192),
     "SafetyBallRun-v0": (80, 8192),
-    "SafetyBallGather-v0": (100, 32768),
-    "SafetyBallReach-v0": (100, 32768),
     "CartSafe-v0": (120, 8192),
 }
 ALGOS = {  # name: script; on CartSafe the script is scpo_discrete.py
