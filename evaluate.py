@@ -8,12 +8,17 @@ episodes the bootstrap's is too narrow, and then the mean stands alone, as it do
 In your own Python: `env, policy, checkpoint = evaluate.load("runs/NAME")`, then `action = policy(obs)`.
 """
 
+# ruff: noqa: E402
 import json
 import runpy
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Optional
+
+if __name__ == "__main__":  # no traceback if Ctrl-C comes while torch is being imported, which takes seconds
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import gymnasium as gym
 import numpy as np
@@ -204,4 +209,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     main()

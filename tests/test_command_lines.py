@@ -9,9 +9,13 @@ import dataclasses
 import importlib
 import io
 import math
+import os
 import random
 import resource
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -260,3 +264,15 @@ def test_evaluate_refuses_whatever_is_no_run(places):
     for place in [*places, *WORDS]:
         line = outcome(evaluate.main, ["--episodes", "1", "--", place], prints=place in good)
         assert (line is None) == (place in good), (place, line)
+
+
+def test_ctrl_c_while_evaluate_is_still_importing(tmp_path):
+    (tmp_path / "torch.py").write_text("import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(60)\n")
+    argv = [sys.executable, str(Path(evaluate.__file__))]
+    env = dict(os.environ, PYTHONPATH=str(tmp_path))
+    process = subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    while process.poll() is None and not (tmp_path / "importing").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=30)
+    assert (process.returncode, said) == (-signal.SIGINT, b"")  # 130 in a shell
