@@ -1,16 +1,16 @@
 """What a run needs besides its algorithm, for all seven scripts: flags, a folder, logs, checkpoints, --resume, signals.
 
 A script calls `run(train, Args, TASK_SETTINGS)`. Its `train(args, checkpoint=None)` is a generator. It yields a dict
-once the task and the networks stand, with "checkpoint" alone, and another one after each iteration:
+once before the first iteration, with "checkpoint" alone, and then one after each iteration:
 
     checkpoint    tensors and plain values to go on from; "iteration" and "agent", the networks' weights, are among them
     scalars       {"group/name": value} to log
     episodes      a dict for each episode that ended: iteration, global_step, env, return, cost, length, safe
     sampled_from  the weights of the policy that played these episodes
 
-A run leaves runs/<env>__<script or --exp-name>__<seed>__<time>/ with config.json, progress.csv (a row an iteration),
-episodes.csv (a row an episode), TensorBoard events, last.pt, from which --resume goes on to the last bit, and
-best_safe.pt, the policy that earned most within the limit.
+A run leaves runs/<env>__<script or --exp-name>__<seed>__<time>/ with config.json, progress.csv, episodes.csv,
+TensorBoard events and two checkpoints: last.pt, from which --resume goes on, and best_safe.pt, the policy that earned
+most within the limit.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ import faulthandler
 import fcntl
 import io
 import json
-import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, fields
+from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Optional
 
@@ -52,7 +52,7 @@ class RunArgs:
 
 
 VERSIONS = dict(python=sys.version.split()[0], **{x: version(x) for x in ("torch", "numpy", "gymnasium")})
-# What --resume may change, for it concerns the process; all other flags define the run
+# What --resume may change, since it concerns only the process. All other flags define the run
 PROCESS_FLAGS = "total_timesteps device compile resume num_workers iteration_timeout track".split()
 PROCESS_FLAGS += ["wandb_project_name", "wandb_entity"]
 SAVED = "script args revisions iteration agent best_return seconds files".split()  # in every last.pt
@@ -77,10 +77,7 @@ def check(args, name, is_allowed, allowed):
 
 
 def read_flags(Args, task_settings, script, argv=None):
-    """Returns the flags of Args and RunArgs, and the checkpoint of --resume or None. Raises ValueError for wrong ones.
-
-    The defaults are the task's settings or, with --resume, those of the run to go on with.
-    """
+    """Returns the flags of Args and RunArgs, and --resume's checkpoint or None. Raises ValueError for wrong flags."""
 
     @dataclass
     class Flags(RunArgs, Args):
@@ -102,7 +99,11 @@ def read_flags(Args, task_settings, script, argv=None):
     check(args, "num_workers", 1 <= args.num_workers <= args.num_envs, f"in [1, {args.num_envs}]: 1 to num-envs")
     check(args, "min_safe_rate", 0 <= args.min_safe_rate <= 1, "in [0, 1]")
     check(args, "iteration_timeout", 1 <= args.iteration_timeout <= 1e6, "in [1, 1e6] seconds")
-    check(args, "track", not args.track or find_spec("wandb"), "off without wandb (pip install wandb)")
+    try:
+        if args.track:
+            import_module("wandb").login(verify=True)  # fails where wandb's servers are out of reach, too
+    except Exception as error:
+        raise ValueError(f"--track: {error} (pip install wandb; wandb login, or WANDB_MODE=offline)") from error
     return args, checkpoint
 
 
@@ -149,10 +150,7 @@ def new_folder(args, script):
 
 
 def open_folder(args, script, checkpoint):
-    """Makes the run's folder, or opens that of --resume and cuts off what was logged after its checkpoint.
-
-    Returns its path, a lock on it and what to save with every checkpoint. Raises ValueError where that can't be done.
-    """
+    """Returns the run's folder, new or --resume's, a lock on it and what to save with a checkpoint; or ValueError."""
     revisions, files = (checkpoint["revisions"], checkpoint["files"]) if checkpoint else ([], {})
     revisions = list(dict.fromkeys([*revisions, git_revision(script.parent)]))
     settings, made_by = dict(asdict(args), resume=None), dict(script=script.name, revisions=revisions, **VERSIONS)
@@ -162,7 +160,7 @@ def open_folder(args, script, checkpoint):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, however it does
         lock.truncate(0)
         print(json.dumps({**settings, **made_by}, indent=2), file=lock, flush=True)
-        for path in logs(folder):
+        for path in logs(folder):  # what was logged after the checkpoint goes
             os.truncate(path, files.get(path.name, 0))
     except BlockingIOError:
         raise ValueError(f"--resume {folder}: another process is at work on that run") from None
@@ -214,17 +212,20 @@ def say(message, stream, end="\n"):
 
 
 def run(train, Args, task_settings, argv=None):
-    """Trains by the command line's flags, or those of `argv`, logs and saves; bad input gets one line and status 2.
+    """Trains with the flags of the command line or of `argv`, logs and saves. Bad input gets one line and status 2.
 
     SIGINT and SIGTERM let the iteration end, save, and end the process with status 130 and 143.
     """
     script = Path(train.__code__.co_filename).resolve()
     for number in (signal.SIGINT, signal.SIGTERM):  # end the process while there is nothing to save
         signal.signal(number, signal.SIG_DFL)
+    cache = os.path.abspath(os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir()))
     try:
-        os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir()), exist_ok=True)
-    except OSError as error:  # torch makes this folder, and fails where it can't, even if nothing is compiled
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
+        os.makedirs(cache, exist_ok=True)
+        if shlex.split(cache) != [cache]:
+            raise OSError(f"torch hands {cache} to the compiler without quotes")
+    except (OSError, ValueError) as error:  # torch makes this folder, and fails where it can't, compiling or not
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(dir="/tmp")
         say(f"TORCHINDUCTOR_CACHE_DIR can't be used: {error}. A temporary folder takes its place", sys.stderr)
     try:
         args, loaded = read_flags(Args, task_settings, script, argv)
@@ -264,12 +265,11 @@ def run(train, Args, task_settings, argv=None):
 
 def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
     """Logs and saves what `iterations` yields, until it ends or `stop` holds a signal. loaded: what --resume found."""
-    best_return, seconds = (loaded["best_return"], loaded["seconds"]) if loaded else (-math.inf, 0.0)
+    best_return, seconds = (loaded["best_return"], loaded["seconds"]) if loaded else (-np.inf, 0.0)
     start_time = time.monotonic() - seconds
     total = args.total_timesteps // (args.num_envs * args.num_steps)
     if args.track:
-        import wandb
-
+        wandb = import_module("wandb")
         names = dict(id=folder.resolve().name, project=args.wandb_project_name, entity=args.wandb_entity)
         wandb.init(**names, config=asdict(args), dir=folder, resume="allow")
 
@@ -293,7 +293,7 @@ def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
         iteration, seconds = checkpoint["iteration"], time.monotonic() - start_time
         global_step = iteration * args.num_envs * args.num_steps
         for name, value in progress["scalars"].items():
-            if not math.isfinite(value):
+            if not np.isfinite(value):
                 raise FloatingPointError(f"{name} is NaN or infinite in iteration {iteration}")
 
         # Log

@@ -10,7 +10,7 @@ the KL divergence:
 It is solved exactly, then shortened until the sampled surrogates agree. Where no x keeps both constraints, a recovery
 step lowers the cost alone. Read the functions under "The mathematics", then `train`.
 
-Where public versions err and this one doesn't, and where we depart from the paper: docs/baselines.md.
+docs/baselines.md lists the mistakes of public versions that this one avoids, and where it departs from the paper.
 """
 
 import json
@@ -312,7 +312,7 @@ def fisher_vector_product(agent, obs, damping):
 
 
 def conjugate_gradient(matrix_vector_product, b, iterations, tolerance=1e-10):
-    """Solves A x = b for a positive definite A, for b / |b| and scaled back: small b are solved as well as large."""
+    """Solves A x = b for a positive definite A. It solves for b / |b| and scales back: small b are solved as well."""
     norm = b.norm()
     x, residual = torch.zeros_like(b), b / norm if norm > 0 else torch.zeros_like(b)
     direction, square = residual, residual @ residual
@@ -355,11 +355,12 @@ def cpo_step(g, b, natural_g, natural_b, matrix_vector_product, c, delta):
         return (step, 3) if c < 0 else (-math.sqrt(2 * delta / s) * natural_b, 0)
     if c + (b @ step).item() > 0:
         along = natural_g - r / s * natural_b
-        # Its squared length is q - r^2 / s. Where g and b are nearly parallel that is conjugate gradient's error, so it
-        # is measured. Below a hundredth of H^-1 g's length the direction is noise and isn't stretched any further
+        # Its squared length is q - r^2 / s. If g and b are nearly parallel, that difference is mostly the error of
+        # conjugate gradient, so we measure the length. Below 1 % of the length of H^-1 g the direction is noise, and
+        # we don't stretch it further
         square = max((along @ matrix_vector_product(along)).item(), 1e-4 * q, 1e-20)
         step = math.sqrt(rest / square) * along - c / s * natural_b
-        # The two parts are perpendicular but for what conjugate gradient left unsolved
+        # The two parts are not quite perpendicular, because conjugate gradient is not exact
         step = step * math.sqrt(min(1.0, 2 * delta / max((step @ matrix_vector_product(step)).item(), 1e-20)))
     return step, 1 if c >= 0 else 2
 

@@ -1,4 +1,4 @@
-"""Trust Region Policy Optimization (TRPO): the best step for the return within a trust region, whatever it costs.
+"""Trust Region Policy Optimization (TRPO): the best step for the return within a trust region, without a constraint.
 
 Paper: Schulman, Levine, Moritz, Jordan & Abbeel (2015), "Trust Region Policy Optimization".
 
@@ -7,11 +7,11 @@ KL divergence:
 
     max g'x   such that   x'Hx / 2 <= delta
 
-The step is then shortened until the sampled surrogate agrees. TRPO has no constraint: beside the constrained algorithms
-it is the upper bound of return and cost. They share all but the part between the banners. Its cost critic serves the
-log alone. Read the functions under "The mathematics", then `train`.
+The step is then shortened until the sampled surrogate agrees. TRPO has no constraint. It shows how much return
+and cost the constrained algorithms give up. They differ from it only between the banners. Its cost critic is for the
+log only. Read the functions under "The mathematics", then `train`.
 
-Where public versions err and this one doesn't, and where we depart from the paper: docs/baselines.md.
+docs/baselines.md lists the mistakes of public versions that this one avoids, and where it departs from the paper.
 """
 
 import json
@@ -313,7 +313,7 @@ def fisher_vector_product(agent, obs, damping):
 
 
 def conjugate_gradient(matrix_vector_product, b, iterations, tolerance=1e-10):
-    """Solves A x = b for a positive definite A, for b / |b| and scaled back: small b are solved as well as large."""
+    """Solves A x = b for a positive definite A. It solves for b / |b| and scales back: small b are solved as well."""
     norm = b.norm()
     x, residual = torch.zeros_like(b), b / norm if norm > 0 else torch.zeros_like(b)
     direction, square = residual, residual @ residual

@@ -10,7 +10,7 @@ reward minus priced cost:
 
 Read the functions under "The mathematics", then `train`.
 
-Where public versions err and this one doesn't, and where we depart from the paper: docs/baselines.md.
+docs/baselines.md lists the mistakes of public versions that this one avoids, and where it departs from the paper.
 """
 
 import json
@@ -315,7 +315,7 @@ def fisher_vector_product(agent, obs, damping):
 
 
 def conjugate_gradient(matrix_vector_product, b, iterations, tolerance=1e-10):
-    """Solves A x = b for a positive definite A, for b / |b| and scaled back: small b are solved as well as large."""
+    """Solves A x = b for a positive definite A. It solves for b / |b| and scales back: small b are solved as well."""
     norm = b.norm()
     x, residual = torch.zeros_like(b), b / norm if norm > 0 else torch.zeros_like(b)
     direction, square = residual, residual @ residual

@@ -1,4 +1,4 @@
-"""Makes the runs of the paper's figure and of CartSafe, or those of a study. benchmark.sh calls it once .venv is there.
+"""Makes the runs of the paper's figure and of CartSafe, or of a study. benchmark.sh calls it once .venv is there.
 
 Every (algorithm, task, seed) has a folder runs/benchmark/TASK__ALGO__SEED. A run that has all its iterations is
 skipped. One that was interrupted is resumed from its last checkpoint, also after a reboot. Finished curves are kept in
@@ -295,7 +295,7 @@ def parse(argv=None):
     add("--hours", type=int, default=24, help="Slurm's time limit for a run, which is resumed when submitted again")
     add("--runs-dir", help="default: runs/benchmark")
     add("--results", help="folder for curves, figures and tables (default: results)")
-    add("--replace", action="store_true", help="keep runs in place of those of other settings, and of unfinished ones")
+    add("--replace", action="store_true", help="let new curves replace kept ones of other settings or lengths")
     add("--any-revision", action="store_true", help="count and resume runs that another revision's code has made")
     add("--one", type=int, help=argparse.SUPPRESS)  # a task of Slurm's array: the run of this index, and no figures
     args = parser.parse_args(argv)

@@ -52,7 +52,7 @@ COLUMNS = (
     "iteration global_step episodic_return episodic_cost episodic_cost_std episodic_length safe_episode_rate episodes "
     "seconds".split()
 )
-# What concerns the process alone, or says who made the run: all else in config.json are the run's settings
+# Entries of config.json that concern only the process, or say who made the run. All others are the run's settings
 NOT_SETTINGS = (
     "runs_dir resume device compile step_timeout iteration_timeout min_safe_rate track wandb_project_name wandb_entity "
     "num_workers exp_name num_iterations revision revisions python torch numpy gymnasium".split()
@@ -69,7 +69,7 @@ def algos_of(task):
 
 
 def say(*lines):
-    """Prints. Characters that the terminal lacks are escaped, and a terminal that is gone is no reason to stop."""
+    """Prints. Escapes characters that the terminal lacks, and goes on if the terminal is gone."""
     try:
         sys.stdout.reconfigure(errors="backslashreplace")
         print(*lines, sep="\n", flush=True)
@@ -144,8 +144,8 @@ def differences(ours, theirs, but=()):
 def keep(attempt, name, results, replace=False):
     """Copies a run to results/runs/NAME.csv and .json, each as a whole. Returns what there is to say about it.
 
-    A kept curve of the paper's length is never replaced by a shorter one. Any other longer one, and one of other
-    settings, is with `replace` alone.
+    A shorter curve never replaces a kept one of the paper's length. `replace` is needed to replace any other longer
+    curve, or one of other settings.
     """
     progress, settings = read(attempt / "progress.csv"), config(attempt / "config.json")
     path = results / "runs" / f"{name}.csv"

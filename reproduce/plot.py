@@ -29,14 +29,14 @@ METRICS = {  # column: (its name among the published curves, title)
     "episodic_cost_std": ("cost_std", "cost, std over episodes"),
     "safe_episode_rate": ("safe", "share of safe episodes"),
 }
-# Okabe and Ito's colours, told apart by the colour-blind, and line styles, told apart in grey print
+# Okabe and Ito's colours, which the colour-blind can tell apart, and line styles for print in grey
 COLOURS = ("#0072B2", "#000000", "#E69F00", "#D55E00", "#CC79A7", "#009E73", "#56B4E9")
 STYLES = {algo: (colour, "-") for algo, colour in zip(ALGOS, COLOURS)}
 for study in STUDIES.values():
     others = [label for label in study.labels if label not in ALGOS]
     STYLES.update({label: look for label, *look in zip(others, COLOURS[2:], ("--", "-.", ":", (0, (3, 1, 1, 1))))})
-SHARE = 0.9  # of SCPO's published final return: the return that all algorithms of a task are timed to
-SMOOTH = 10  # iterations that a curve is smoothed over before it is timed, and that it has to stay at the target
+SHARE = 0.9  # the target return of all algorithms of a task, as a share of SCPO's published final return
+SMOOTH = 10  # iterations to smooth a curve over before it is timed; then it must stay at the target for as many
 SEEDS = (1, 2, 3, 4)
 
 
@@ -236,7 +236,7 @@ def write_blocks(path, blocks):
 
 
 def thinned(x):
-    """Means of blocks of the last axis, some hundred: what can be seen, and a small file."""
+    """Means of blocks of the last axis, some hundred blocks: no more can be seen, and the file stays small."""
     size = max(1, x.shape[-1] // 125)
     return x[..., : x.shape[-1] // size * size].reshape(*x.shape[:-1], -1, size).mean(-1)
 

@@ -1,4 +1,4 @@
-"""Named runs and their settings, and the studies, which set runs of one task beside each other.
+"""Named runs and their settings, and the studies, which compare runs of one task.
 
 bash benchmark.sh --study NAME makes the runs of a study, python -m reproduce.plot its figure and table. `--study fast`
 makes the runs of --fast, which have their own lengths; reproduce/fast.py draws them.

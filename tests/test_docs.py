@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
+import scpo_continuous
 import scpo_run
 
 ROOT = Path(__file__).parent.parent
@@ -77,6 +80,16 @@ def test_functions_that_pages_name_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
+def test_links_name_functions_of_their_file(page):
+    """[`name`](file.py) leads to a file that defines the name."""
+    for names, target in re.findall(r"\[(`[\w.`, ]+`)\]\(([^)]+\.py)\)", (ROOT / page).read_text()):
+        source = ((ROOT / page).parent / target).read_text()
+        for name in re.findall(r"`([\w.]+)`", names):
+            if not name.endswith(".py"):
+                assert re.search(rf"^ *(def|class) {name.split('.')[-1]}\b", source, re.M), (name, target)
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_no_placeholder_is_left(page):
     assert not re.search(r"[A-Z]_(TABLE|SECTION)\b|TODO|XXX", (ROOT / page).read_text())
 
@@ -88,15 +101,51 @@ def test_the_tests_that_docs_name_exist():
     assert named and named <= defined, named - defined
 
 
-def test_the_speeds_in_the_readme_are_the_measured_ones():
-    with open(ROOT / "results/speed.csv") as file:
-        speeds = {(row["task"], row["script"]): row for row in csv.DictReader(file)}
-    text = " ".join((ROOT / "README.md").read_text().split())
-    ours = [
-        int(speeds[task, "scpo_continuous.py"]["steps_per_second"])
-        for task in ("SafetyBallCircle-v0", "SafetyBallRun-v0")
-    ]
-    assert f"{ours[0]:,} steps a second on one core on Circle and {ours[1]:,} on Run" in text
-    for peer in ("SB3 PPO on the package's task", "SB3 PPO on our task"):
-        circle, run = (speeds[task, peer]["ratio"] for task in ("SafetyBallCircle-v0", "SafetyBallRun-v0"))
-        assert f"{circle} and {run} times as many" in text
+def test_the_toys_in_the_theory_page():
+    """The table of advantages, by our functions; the diagrams have the same probabilities and rewards."""
+    page = (ROOT / "docs" / "theory.md").read_text()
+    toys = re.findall(r"^\| (?:first|second) \| (.*) \|$", page, re.M)
+    diagrams = re.findall(r"```mermaid\n(.*?)```", page, re.S)
+    assert len(toys) == 2
+    for toy, diagram in zip(toys, diagrams):
+        *q, _, _, _, _, _ = numbers = np.array(toy.split(" | "), dtype=float)
+        assert q == [float(p) for p in re.findall(r'a[01] -->\|"([\d.]+)"\| safe', diagram)]
+        rewards = np.array(re.findall(r"reward (\d+)", diagram), dtype=float)
+        for k, printed in zip((0, 1, 4, 8, np.inf), numbers[2:]):
+            first, second = scpo_continuous.nullify(rewards, np.zeros(2), np.array(q), k, 0.0, 0.0)
+            assert (first - second) / 2 == pytest.approx(printed, abs=0.00501)
+
+
+def on_run():
+    """{algorithm: (return, cost, share of safe episodes, seeds)} of the full-length runs on Run."""
+    with open(ROOT / "results" / "campaign.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["task"] == "SafetyBallRun-v0"]
+    return {row["algorithm"]: tuple(float(row[x]) for x in ("return", "cost", "safe", "seeds")) for row in rows}
+
+
+def test_how_the_baselines_do():
+    """The table in docs/baselines.md is of results/campaign.csv."""
+    page, words = (
+        (ROOT / "docs" / "baselines.md").read_text(),
+        {1: "", 2: ", two seeds", 3: ", three seeds", 4: ", four seeds"},
+    )
+    for algorithm, (returned, cost, safe, seeds) in on_run().items():
+        assert f"| {algorithm}{words[seeds]} | {returned:,.0f} | {cost:.1f} | {safe:.0%} |".replace("%", " %") in page
+
+
+def test_the_readme_says_for_whom_by_what_was_measured():
+    text, run = " ".join((ROOT / "README.md").read_text().split()), on_run()
+    ours, lagrangian, cpo = (run[algorithm] for algorithm in ("SCPO", "TRPO-L", "CPO"))
+    share = f"on Run {ours[2]:.0%} of its episodes at the end of training do"
+    share += f", {lagrangian[2]:.0%} with TRPO-L and {cpo[2]:.0%} with CPO"
+    assert share.replace("%", " %") in text
+    assert f"at a mean of {lagrangian[1]:.1f} and {cpo[1]:.1f} with a limit of 25, SCPO at {ours[1]:.1f}" in text
+    assert min(lagrangian[0], cpo[0]) > 0.95 * ours[0]  # about the same return
+    assert "(Four seeds of SCPO, one of each of the others.)" in text
+    assert [x[3] for x in (ours, lagrangian, cpo)] == [4, 1, 1]
+
+
+def test_the_film_is_small_and_moves():
+    path = ROOT / "results" / "film.gif"
+    with Image.open(path) as film:
+        assert film.is_animated and path.stat().st_size < 1.5e6

@@ -154,11 +154,13 @@ def process(monkeypatch):
     """A run sets signal handlers and may set a variable. Waiting for the disk would take most of the time."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(os, "environ", os.environ.copy())
+    environment = dict(os.environ)
     torch.set_num_threads(1)  # a fork of a process with threads can hang
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    os.environ.clear()
+    os.environ.update(environment)
     for child in multiprocessing.active_children():  # of a test that failed
         child.kill()
 
@@ -400,25 +402,55 @@ def test_a_runs_revision_is_that_of_the_python_files(tmp_path):
     assert scpo_run.git_revision(scripts) == commit + "-dirty"
 
 
-@pytest.mark.parametrize("installed", [False, True])
-def test_weights_and_biases_gets_what_tensorboard_gets(installed, tmp_path, monkeypatch, capsys):
+def test_weights_and_biases_gets_what_tensorboard_gets(tmp_path, monkeypatch):
     begun, told = [], []
     wandb = SimpleNamespace(
-        init=lambda **kwargs: begun.append(kwargs), log=lambda *args, step: told.append((*args, step))
+        login=lambda verify: verify,
+        init=lambda **kwargs: begun.append(kwargs),
+        log=lambda *args, step: told.append((*args, step)),
     )
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    monkeypatch.setattr(scpo_run, "find_spec", lambda name: installed and name == "wandb")
-    flags = ["--runs-dir", tmp_path / "runs", "--track", "--wandb-project-name", "p", "--wandb-entity", "e"]
-    if not installed:
-        line = refused(capsys, run, *flags)
-        assert "--track is True, but must be off without wandb (pip install wandb)" in line and not begun
-        return
-    run(*flags)
+    run("--runs-dir", tmp_path / "runs", "--track", "--wandb-project-name", "p", "--wandb-entity", "e")
     folder = only(tmp_path / "runs")
     assert [begun[0][name] for name in ("id", "project", "entity", "dir")] == [folder.name, "p", "e", folder]
     assert begun[0]["config"]["k"] == 5 and begun[0]["resume"] == "allow"
     sent = [(tag, step, np.float32(value)) for scalars, step in told for tag, value in scalars.items()]
     assert sorted(x for x in sent if "SPS" not in x[0]) == logged(folder) and "charts/SPS" in told[0][0]
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_tracking_that_can_not_work_is_refused_before_anything_is_made(installed, tmp_path, monkeypatch, capsys):
+    def login(verify):
+        raise OSError("no key" if verify else "")  # a key is worth nothing that the server doesn't know
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(login=login) if installed else None)
+    line = refused(capsys, run, "--runs-dir", tmp_path / "runs", "--track")
+    assert ("--track: no key (" if installed else "--track: import of wandb halted") in line
+    assert "pip install wandb; wandb login, or WANDB_MODE=offline" in line and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_the_real_wandb_without_a_login(mode, tmp_path, monkeypatch):
+    """In a process of its own, for wandb keeps its settings and starts others."""
+    wandb = pytest.importorskip("wandb")
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    for name in ("HOME", "WANDB_CONFIG_DIR", "NETRC"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("WANDB_MODE", mode)
+
+    def tracked():
+        run("--runs-dir", tmp_path / "runs", "--track")
+        wandb.teardown()
+
+    process = fork(tmp_path / "said", tracked)
+    assert ended(process) == (0 if mode == "offline" else 2)
+    said = (tmp_path / "said/stderr").read_text()
+    if mode == "offline":
+        assert list(only(tmp_path / "runs").glob("wandb/offline-run-*/*.wandb")), said
+    else:
+        assert said.count("\n") == 1 and "--track: " in said and "wandb login" in said
+        assert not (tmp_path / "runs").exists()
 
 
 # Going on -------------------------------------------------------------------------------------------------------------
@@ -800,6 +832,21 @@ def test_a_cache_folder_that_can_not_be_made_is_replaced(place, tmp_path, monkey
     made(tmp_path / "runs")
     assert os.path.isdir(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     assert ("TORCHINDUCTOR_CACHE_DIR can't be used: [Errno 20]" in capsys.readouterr().err) == (place == "file/cache")
+
+
+def test_torch_compiles_though_the_cache_folder_has_a_space(tmp_path, monkeypatch):
+    os.environ.update(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "a b"), TORCHINDUCTOR_COMPILE_THREADS="1")
+    for name in ("avx2", "avx512", "amx_tile"):  # each is tried by a compilation of its own
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda: False, raising=False)
+
+    def train_and_compile():
+        run("--runs-dir", tmp_path / "runs")
+        double = torch.compile(lambda x: 2 * x, options={"cpp_cache_precompile_headers": False})
+        assert double(torch.ones(3)).tolist() == [2, 2, 2]
+
+    process = fork(tmp_path / "said", train_and_compile)
+    status, said = ended(process), (tmp_path / "said/stderr").read_text()
+    assert status == 0 and "TORCHINDUCTOR_CACHE_DIR can't be used: torch hands" in said, said
 
 
 # The seven scripts ----------------------------------------------------------------------------------------------------

@@ -131,6 +131,17 @@ def test_100_times_the_reward(folder):
     )
 
 
+def test_reward_scale_undoes_100_times_the_reward(folder):
+    """`--reward-scale 0.01` on it is the run of the task itself, as the page says, but for rounding."""
+    assert "With `--reward-scale 0.01` instead, the run is the same as in the first row" in PAGE
+    (folder / "my_task.py").write_text(TASK + TIMES_100)
+    plain = train(TRAINING[0], runs_dir="plain")
+    scaled = train(TRAINING[0].replace("MyTask", "Times100") + " --beta 100 --reward-scale 0.01", runs_dir="scaled")
+    for ours, theirs in zip(plain, scaled):
+        assert theirs["episodic_return"] == pytest.approx(100 * ours["episodic_return"], rel=0.02, abs=1)
+        assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=0.05)
+
+
 def test_bullet_safety_gyms_other_robots_train():
     """In a process of their own, since they write where pytest reads."""
     code = """

@@ -2,8 +2,8 @@
 
     PYTHON reproduce/speed/peer_sb3.py ENV_ID ITERATIONS
 
-ENV_ID is SafetyBallCircle-v0 and so on for our task, release/SafetyBallCircle-v0 for that of bullet-safety-gym on PyPI.
-PYTHON is that of an environment of its own:
+ENV_ID is SafetyBallCircle-v0 and so on for our task, release/SafetyBallCircle-v0 for the task of PyPI's package
+bullet-safety-gym. PYTHON is the Python of a separate environment:
 pip install torch==2.13.0 stable-baselines3==2.0.0 bullet-safety-gym==1.4.0 "numpy<2"
 The settings are SCPO's as far as PPO has them: 16 environments x 2,048 steps, minibatches of 64, 5 epochs, networks of
 64 x 64.

@@ -1,0 +1,111 @@
+"""Films one episode of each of some runs side by side, with cost and limit above: python -m reproduce.film RUN RUN.
+
+RUN is a run's folder or a checkpoint in it, of any script whose task can draw itself. All play the same episode, which
+--seed decides, with the mean action. The same command makes the same film.
+"""
+
+import argparse
+from itertools import zip_longest
+
+import gymnasium as gym
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+import evaluate
+from reproduce.curves import ALGOS, RESULTS, fail, say
+
+HEADER = 64  # pixels above each picture
+GREEN, YELLOW, RED = "#006400", "#FFD700", "#E00000"
+NAMES = {script.rpartition("/")[2]: algo for algo, script in ALGOS.items()} | {"scpo_discrete.py": "SCPO"}
+
+
+def header(width, name, env):
+    """Returns a picture (HEADER, width) of an episode so far: algorithm, step, return, and the cost as a bar.
+
+    The bar's scale ends at twice the limit, and a line marks the limit.
+    """
+    image = Image.new("RGB", (width, HEADER), "white")
+    draw, colour = ImageDraw.Draw(image), GREEN if env.spent <= env.cost_limit else RED
+    draw.text((8, 2), name, "black", ImageFont.load_default(22))
+    draw.text((100, 4), f"step {env.length}, return {round(env.episodic_return)}", "black", ImageFont.load_default(16))
+    draw.text((100, 23), f"cost {env.spent:g}, limit {env.cost_limit:g}", colour, ImageFont.load_default(16))
+    left, right, scale = 8, width - 8, 2 * max(env.cost_limit, 1e-8)
+    draw.rectangle((left, 46, left + (right - left) * min(env.spent / scale, 1), 58), colour)
+    draw.rectangle((left, 46, right, 58), outline="black")
+    draw.line(((left + right) // 2, 42, (left + right) // 2, 62), "black", 3)
+    return image
+
+
+def place(task):
+    """Where the ball is in the task's picture, (2,) in pixels; None for a task that isn't a Ball task."""
+    if not hasattr(task, "camera"):
+        return None
+    view = task.bullet.computeViewMatrixFromYawPitchRoll(**task.camera, roll=0, upAxisIndex=2)
+    projection = task.bullet.computeProjectionMatrixFOV(fov=60, aspect=4 / 3, nearVal=0.1, farVal=100.0)
+    view, projection = (np.reshape(matrix, (4, 4)).T for matrix in (view, projection))
+    x, y, _, w = projection @ view @ (*task.position, 1)
+    return 480 * (1 + x / w) / 2, 360 * (1 - y / w) / 2
+
+
+def frames(run, seed, every):
+    """Plays an episode and yields a picture of every so many steps and of the last one, with the ball's path in it."""
+    env, policy, checkpoint = evaluate.load(run)
+    drawn = gym.make(env.spec.id, disable_env_checker=True, render_mode="rgb_array")
+    drawn = type(env)(drawn, env.cost_limit, env.augment_state)
+    name, path = NAMES.get(checkpoint["script"], checkpoint["script"]), []
+    for info in evaluate.play(drawn, policy, seed, "deterministic", 10_000):
+        path.append((place(drawn.unwrapped), YELLOW if info["cost"] == 0 else RED))
+        if (drawn.length - 1) % every and "episode" not in info:
+            continue
+        picture = drawn.render()
+        if not isinstance(picture, np.ndarray):
+            raise ValueError(f"{env.spec.id} can't be filmed: its render() returns no picture")
+        frame = Image.new("RGB", (picture.shape[1], picture.shape[0] + HEADER))
+        frame.paste(header(frame.width, name, drawn), (0, 0))
+        frame.paste(Image.fromarray(picture[..., :3]), (0, HEADER))
+        draw = ImageDraw.Draw(frame)
+        for at, colour in path if path[0][0] else ():
+            draw.circle((at[0], at[1] + HEADER), 3 if at != path[-1][0] else 11, colour)
+        yield frame
+    say(f"{name}: return {drawn.episodic_return:.1f}, cost {drawn.spent:g}, limit {drawn.cost_limit:g}")
+
+
+def film(path, runs, seed, every, width):
+    """Writes an animated GIF. Where an episode is over, its last picture stays until the others are over too."""
+    films = [list(frames(run, seed, every)) for run in runs]
+    last = [frames[-1] for frames in films]
+    pictures = []
+    for row in zip_longest(*films):
+        row = [picture or end for picture, end in zip(row, last)]
+        whole = Image.new("RGB", (sum(picture.width for picture in row), max(picture.height for picture in row)))
+        for i, picture in enumerate(row):
+            whole.paste(picture, (sum(earlier.width for earlier in row[:i]), 0))
+        pictures.append(whole.resize((width, whole.height * width // whole.width), Image.Resampling.LANCZOS))
+    # one palette for all, made from the last picture: what doesn't move stays the same and takes no space
+    palette = pictures[-1].quantize(256)
+    first, *rest = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
+    durations = [80] * len(rest) + [2000]  # ms a picture; the end stays for a while
+    first.save(path, save_all=True, append_images=rest, duration=durations, loop=0, optimize=True)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(prog="reproduce.film", description=__doc__)
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's folder or a checkpoint, from left to right")
+    parser.add_argument("--out", default=str(RESULTS / "film.gif"), help="FILE.gif (default: results/film.gif)")
+    parser.add_argument("--seed", type=int, default=10_000, help="of the episode (default: 10000)")
+    parser.add_argument("--every", type=int, default=3, help="steps from picture to picture (default: 3)")
+    parser.add_argument("--width", type=int, default=800, help="pixels of the whole film (default: 800)")
+    args = parser.parse_args(argv)
+    try:
+        for name, least, most in (("seed", 0, 2**31 - 1), ("every", 1, 10_000), ("width", 100, 4000)):
+            if not least <= getattr(args, name) <= most:
+                raise ValueError(f"--{name} is {getattr(args, name)}, but must be in [{least}, {most}]")
+        if not args.out.endswith(".gif"):
+            raise ValueError(f"--out is {args.out}, but must be the name of a .gif file")
+        film(args.out, args.runs, args.seed, args.every, args.width)
+    except (ValueError, OSError) as error:
+        fail("reproduce.film", error)
+
+
+if __name__ == "__main__":
+    main()

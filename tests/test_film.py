@@ -1,0 +1,64 @@
+"""reproduce/film.py: runs side by side, with the cost spent, the limit and the ball's path."""
+
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from PIL import Image, ImageColor
+
+import baselines.trpo
+import scpo_continuous
+import scpo_run
+from reproduce import film
+
+
+@pytest.mark.parametrize("spent, colour, filled", [(0, film.GREEN, 0), (25, film.GREEN, 0.5), (30, film.RED, 0.6)])
+def test_the_bar_shows_cost_and_limit(spent, colour, filled):
+    env = SimpleNamespace(spent=spent, cost_limit=25, length=3, episodic_return=1.0)
+    bar = np.asarray(film.header(416, "SCPO", env))[52]  # a row of pixels through it, 8 left on both sides
+    inside = (bar[9:408] == ImageColor.getrgb(colour)).all(-1)
+    black = (bar[205:212] < 40).all(-1)
+    assert inside.mean() == pytest.approx(filled, abs=0.02)
+    assert black.sum() == 3  # the limit's mark
+
+
+def test_the_path_is_where_the_ball_is():
+    """The pixels that differ between two places of the ball are around both places."""
+    env = gym.make("SafetyBallCircle-v0", render_mode="rgb_array", disable_env_checker=True)
+    pictures, places = [], []
+    for x, y in ((-4, 3), (5, -2)):
+        env.reset(seed=1, options={"ball": (x, y, 0.5)})
+        pictures.append(env.render().astype(int))
+        places.append(film.place(env.unwrapped))
+    rows, columns = np.nonzero(np.abs(pictures[0] - pictures[1]).sum(-1))
+    left = columns < 240
+    assert places[0] == pytest.approx((columns[left].mean(), rows[left].mean()), abs=3)
+    assert places[1] == pytest.approx((columns[~left].mean(), rows[~left].mean()), abs=3)
+
+
+def test_a_film_of_two_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = "--env-id SafetyBallCircle-v0 --num-envs 1 --num-steps 256 --total-timesteps 256".split()
+    for module, more in ((scpo_continuous, ["--no-compile"]), (baselines.trpo, ["--cost-limit", "3"])):
+        scpo_run.run(module.train, module.Args, module.TASK_SETTINGS, [*flags, *more])
+    runs = [str(path) for path in sorted((tmp_path / "runs").iterdir())]
+    capsys.readouterr()
+    film.main([*runs, "--every", "100", "--width", "480", "--out", "film.gif"])
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said] == ["SCPO:", "TRPO:"]
+    assert [line.split()[-1] for line in said] == ["25", "3"]
+    with Image.open("film.gif") as made:
+        assert made.n_frames == 4 and made.size == (480, 212)  # after steps 1, 101, 201 and 250
+
+
+@pytest.mark.parametrize(
+    "words, named", [("", "RUN"), ("--every 0", "--every"), ("--width 1", "--width"), ("--out film.mp4", "--out")]
+)
+def test_bad_input_gets_one_line(words, named, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        film.main(["nowhere", *words.split()])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2 and line.startswith(f"reproduce.film: {named}")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,492 @@
+"""Each number in the pages' prose, made again from a committed file or from the code: a row of CHECKS for a sentence.
+
+A failure names the page and the words around the number. If they were rewritten, adapt the pattern here. A new number
+in prose needs a row or, if it is no result but a setting or a part of a definition, a place in EXCUSED.
+
+What was measured by hand is in results/measured.csv and results/scpo_trials.csv, with the date and the command.
+"""
+
+import csv
+import math
+import re
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import scpo_continuous
+import scpo_run
+from baselines import cpo, trpo
+from reproduce import benchmark, curves, plot
+from reproduce.curves import TASKS, last_tenth
+from reproduce.studies import STUDIES
+from scpo_envs import ball_tasks, cart_safe
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+NUMBER = r"(\d[\d,]*(?:\.\d+)?(?:e-?\d+)?)"
+CIRCLE, RUN, GATHER, REACH, CART = TASKS
+PEERS = ("SB3 PPO on the package's task", "SB3 PPO on our task")
+
+
+def table(name):
+    with open(RESULTS / name) as file:
+        return list(csv.DictReader(file))
+
+
+# Where the numbers come from ------------------------------------------------------------------------------------------
+
+MEASURED = {row["name"]: float(row["value"]) for row in table("measured.csv")}
+SLIP = curves.read(RESULTS / "slip.csv")  # columns of the progress.csv of SCPO on Run, seed 3
+VELOCITY = curves.read(RESULTS / "velocity.csv")
+PUBLISHED = curves.load_published()
+TRIALS = table("scpo_trials.csv")
+BASELINE_TRIALS = table("baseline_trials.csv")
+SCPO, TRPO, CPO, KEEPER = scpo_continuous.Args(), trpo.Args(), cpo.Args(), scpo_run.RunArgs()
+UNKNOWN = scpo_continuous.TASK_SETTINGS["any other task"]
+BOX_SPEED = gym.spec("SafetyBallReachSlowBox-v0").kwargs["box_speed"]
+
+
+def runs(task, label="SCPO", iterations=None):
+    return curves.load(RESULTS, task, label, iterations or TASKS[task].iterations)[0]
+
+
+def finals(task, label="SCPO", column="episodic_return", iterations=None):
+    """The mean over the last tenth of each seed's iterations."""
+    return last_tenth(runs(task, label, iterations)[column])
+
+
+def study(column="episodic_return"):
+    """{label: mean over the seeds} of the study of estimators."""
+    _, task, iterations, _, labels = STUDIES["estimators"]
+    return {label: finals(task, label, column, iterations).mean() for label in labels}
+
+
+def speed(column, task, script):
+    (row,) = [row for row in table("speed.csv") if (row["task"], row["script"]) == (task, script)]
+    return float(row[column])
+
+
+def on_run(seed):
+    """Costs and shares of safe episodes of SCPO on Run."""
+    run = runs(RUN)
+    return run["episodic_cost"][seed - 1], run["safe_episode_rate"][seed - 1]
+
+
+def slip(seed):
+    """The iterations on Run whose mean cost exceeds the limit, after the tenth: first, last, how many, highest cost."""
+    costs, _ = on_run(seed)
+    over = 11 + np.flatnonzero(costs[10:] > TASKS[RUN].cost_limit)
+    return over[0], over[-1], len(over), costs[over - 1].max()
+
+
+def less_safe(seed):
+    """The iterations on Run with less than 95 % safe episodes, after the tenth: how many, the lowest share in %."""
+    _, shares = on_run(seed)
+    return (shares[10:] < 0.95).sum(), 100 * shares[10:].min()
+
+
+def trial(seed, flags, task=RUN):
+    """The row of a trial of SCPO: a dict of texts."""
+    (row,) = [row for row in TRIALS if (row["task"], row["seed"], row["flags"]) == (task, str(seed), flags)]
+    return row
+
+
+def cart_trial(vf_coef, seed=101):
+    return trial(seed, f"--vf-coef {vf_coef} --safety-lambdas 0 1", CART)["return"]
+
+
+def cart_safe_is_ahead_until():
+    """The iteration up to which SCPO, the mean of its seeds, stays ahead of the published curve, after the tenth."""
+    at, values = PUBLISHED[CART, "SCPO", "return"]
+    behind = runs(CART)["episodic_return"].mean(0) <= np.interp(range(1, 151), at, values)
+    return 10 + int(behind[10:].argmax())
+
+
+def held_speeds():
+    """m/s, the slowest and the fastest of SCPO's policies, each a mean from step 101 on."""
+    speeds = [x[100:].mean() for name, x in VELOCITY.items() if name.startswith("SCPO")]
+    return min(speeds), max(speeds)
+
+
+def deviation(iteration):
+    """Of the actions, from the entropy of a Gaussian of two dimensions."""
+    return math.exp(SLIP["entropy"][iteration - 1] / 2 - math.log(2 * math.pi * math.e) / 2)
+
+
+def world_size():
+    """MB of a Ball task."""
+    return (MEASURED["kB of 8 Ball tasks"] - MEASURED["kB of 4 Ball tasks"]) / 4 / 1000
+
+
+def most_envs():
+    """What check_args allows."""
+    with pytest.raises(ValueError) as error:
+        scpo_continuous.check_args(scpo_continuous.Args(num_envs=10**6))
+    return int(re.findall(r"in \[1, (\d+)\]", str(error.value))[0])
+
+
+def trial_seeds():
+    return [int(row["seed"]) for row in BASELINE_TRIALS if "benchmark seeds" not in row["note"]]
+
+
+def corrected_rows():
+    """How many rows of the page's table, counted from its end, were made with today's code."""
+    old = {(row["return"], row["cost"]) for row in BASELINE_TRIALS if "7d96461" in row["note"]}
+    section = (ROOT / "docs/baselines.md").read_text().split("## The trials")[1]
+    shown = re.findall(r"^\| \S+ \| \w+ \|.*\| ([\d.]+) / ([\d.]+) \|", section, re.M)
+    return len(shown) - max(i for i, pair in enumerate(shown, 1) if pair in old)
+
+
+# The sentences, # for a number ----------------------------------------------------------------------------------------
+
+CHECKS = {
+    "README.md": [
+        (
+            "exceed the limit for # and # iterations, from # and from # on",
+            lambda: (slip(2)[2], slip(3)[2], slip(2)[0], slip(3)[0]),
+        ),
+        (
+            "on Run # % of its .*?, # % with TRPO-L and # % with CPO",
+            lambda: [100 * finals(RUN, x, "safe_episode_rate").mean() for x in ("SCPO", "TRPO-L", "CPO")],
+        ),
+        (
+            "at a mean of # and # with a limit of #, SCPO at #",
+            lambda: (
+                *[finals(RUN, x, "episodic_cost").mean() for x in ("TRPO-L", "CPO")],
+                TASKS[RUN].cost_limit,
+                finals(RUN, "SCPO", "episodic_cost").mean(),
+            ),
+        ),
+        (
+            "makes # steps a second on one core on Circle and # on Run",
+            lambda: [speed("steps_per_second", task, "scpo_continuous.py") for task in (CIRCLE, RUN)],
+        ),
+        (
+            "That is # and # times .*? and # and # times",
+            lambda: [speed("ratio", task, peer) for peer in PEERS for task in (CIRCLE, RUN)],
+        ),
+    ],
+    "results/README.md": [
+        ("slip over it for # and # iterations", lambda: (slip(2)[2], slip(3)[2])),
+        ("CartSafe # iterations", lambda: [STUDIES["cartsafe"].iterations]),
+        ("Run, # iterations", lambda: [STUDIES["augmentation"].iterations]),
+        ("Circle, # iterations", lambda: [STUDIES["estimators"].iterations]),
+        ("Reach, # iterations", lambda: [STUDIES["box"].iterations]),
+    ],
+    "docs/reproduction.md": [
+        ("all of it, # runs", lambda: [len(benchmark.parse([])[1])]),
+        ("at about #/# rad/s", lambda: (1, 1 / BOX_SPEED)),
+        ("Here it circles at # rad/s", lambda: [gym.make(REACH).unwrapped.box_speed]),
+    ],
+    "docs/tasks.md": [
+        (
+            "radius # m. It costs to be outside the two lines x = -# and x = #",
+            lambda: (ball_tasks.BallCircle.track_radius, *[ball_tasks.BallCircle.x_limit] * 2),
+        ),
+        ("An episode has # steps of #/# s", lambda: (gym.spec(RUN).max_episode_steps, 1, 1 / ball_tasks.DT)),
+        ("in units of # N along", lambda: [ball_tasks.MAX_FORCE]),
+        ("takes # MB of memory", lambda: [world_size()]),
+        ("the # of the largest `--num-envs` take # GB", lambda: (most_envs(), most_envs() * world_size() / 1000)),
+        ("the # features above", lambda: [ball_tasks.BallTask.num_features]),
+        (r"\(cost limit #, \[`scpo_envs/cart_safe", lambda: [TASKS[CART].cost_limit]),
+        (
+            "Gravity is # m/s.2. The cart weighs # kg. The pole weighs # kg and is # m long. The force is # N",
+            lambda: (
+                *(cart_safe.GRAVITY, cart_safe.CART_MASS, cart_safe.POLE_MASS),
+                *(2 * cart_safe.HALF_LENGTH, cart_safe.FORCE),
+            ),
+        ),
+        ("A step is # s, by", lambda: [cart_safe.DT]),
+        (
+            r"where abs\(x\) > #\. An episode ends where abs\(x\) > # or after # steps",
+            lambda: (cart_safe.X_COST, cart_safe.X_END, gym.spec(CART).max_episode_steps),
+        ),
+        ("a machine that made # steps a second", lambda: [1 / ball_tasks.DT / BOX_SPEED]),
+    ],
+    "docs/your-own-env.md": [
+        ("with a deviation of #", lambda: [math.exp(-1)]),
+        (r"it ends at # \(\[results/measured", lambda: [MEASURED["unconstrained cart: cost"]]),
+        ("The default for unknown tasks is #", lambda: [UNKNOWN["beta"]]),
+        (r"the power of Q\^c, # for unknown tasks", lambda: [UNKNOWN["k"]]),
+        ("`--max-grad-norm` #", lambda: [SCPO.max_grad_norm]),
+        ("On CartSafe returns are near #", lambda: [2 / (1 - SCPO.gamma)]),  # a standing pole earns 2 a step
+        (
+            "There a `--vf-coef` of # ended at #, the usual # at #",
+            lambda: (0.005, cart_trial(0.005), SCPO.vf_coef, cart_trial(SCPO.vf_coef)),
+        ),
+        (r"at least `--min-safe-rate` \(#\)", lambda: [KEEPER.min_safe_rate]),
+        (r"min\(cost so far / limit, #\)", lambda: [1 + scpo_continuous.DELTA]),
+    ],
+    "docs/scpo.md": [
+        (
+            "the gradient is up to # times the usual one",
+            lambda: [SLIP["grad_norm"][80:92].max() / np.median(SLIP["grad_norm"][60:80])],
+        ),
+        ("One gradient norm of # holds", lambda: [SCPO.max_grad_norm]),
+        ("only calls about 0, is #", lambda: [scpo_continuous.DELTA]),
+        ("seeds # to #, mean over the last # of # iterations, return", lambda: (101, 103, 100 / 10, 100)),
+        ("share of safe episodes. The cost limit is #", lambda: [TASKS[RUN].cost_limit]),
+        ("A lambda of # was stopped at iteration #", lambda: (0.9, trial(101, "--safety-lambdas 0.9")["iteration"])),
+        (
+            r"\(Run, seed #: # / #, seed #: # / #\)",
+            lambda: [
+                x
+                for seed in (101, 103)
+                for x in (seed, *(trial(seed, "--safety-lambdas 0.9")[name] for name in ("return", "cost")))
+            ],
+        ),
+        ("On seed # it did so at iteration # and never", lambda: (101, trial(101, "--safety-lambdas 1")["slipped_at"])),
+        (
+            "With # it slipped at iteration # and was back at #",
+            lambda: (0.99, *(trial(101, "--safety-lambdas 0.99")[name] for name in ("slipped_at", "back_at"))),
+        ),
+        (
+            "They reached # on Circle, on average after # iterations",
+            lambda: (study()["SCPO"], STUDIES["estimators"].iterations),
+        ),
+        (
+            r"With a weight of # and the mean estimate CartSafe ended at # \(seeds # to #\)",
+            lambda: (SCPO.vf_coef, cart_trial(SCPO.vf_coef, "1 to 3"), 1, 3),
+        ),
+        ("Returns are near # there", lambda: [2 / (1 - SCPO.gamma)]),
+        (
+            "return / cost over the last # of # iterations",
+            lambda: (TASKS[CART].iterations / 10, TASKS[CART].iterations),
+        ),
+        ("`--min-safe-rate`, # by default", lambda: [KEEPER.min_safe_rate]),
+        ("policies are safe in # % of theirs", lambda: [100 * finals(GATHER, "SCPO", "safe_episode_rate").mean()]),
+        ("a constant speed between # and # m/s .*? from step # on", lambda: (*held_speeds(), 101)),
+        ("At iteration # of seed # the standard deviation of its actions is #,", lambda: (60, 3, deviation(60))),
+        (
+            "the returns of a batch differ by # in #",
+            lambda: (SLIP["episodic_return_std"][59], SLIP["episodic_return"][59]),
+        ),
+        (
+            "The cost is a step at # m/s: a policy that is # to # % faster",
+            lambda: (2.5, *(100 * (2.5 / held - 1) for held in reversed(held_speeds()))),
+        ),
+        (
+            "a KL divergence of #, and single ones by # and #",
+            lambda: (np.median(SLIP["approx_kl"][10:]), *sorted(SLIP["approx_kl"][10:])[-2:]),
+        ),
+        (
+            r"seed 2 did so in iterations # to # \(cost up to #\) and seed 3 in # to # \(cost up to #\)",
+            lambda: (*slip(2)[:2], slip(2)[3], *slip(3)[:2], slip(3)[3]),
+        ),
+        (
+            "Seeds 1 and 4 had # iterations and # with less than # % safe .*?, # % and # % at the lowest",
+            lambda: (less_safe(1)[0], less_safe(4)[0], 95, less_safe(1)[1], less_safe(4)[1]),
+        ),
+        (
+            "The slip of seed # followed the iteration with a KL divergence of #",
+            lambda: (3, SLIP["approx_kl"][slip(3)[0] - 2]),
+        ),
+        ("With a deviation of # every step beyond # m/s costs #", lambda: (deviation(60), 2.5, 1)),
+        ("of iterations x #", lambda: [SCPO.num_envs * SCPO.num_steps]),
+        ("do not meet: # against # at the end", lambda: [finals(RUN, x).mean() for x in ("SCPO", "not_augmented")]),
+        (r"\(worst seed # % safe\)", lambda: [100 * finals(RUN, "not_augmented", "safe_episode_rate").min()]),
+        (
+            "no policy of either kind costs more than # an episode .*? above # m/s",
+            lambda: (max((x > 2.5).sum() for name, x in VELOCITY.items() if name != "step"), 2.5),
+        ),
+        ("the published curve up to iteration #, then", lambda: [cart_safe_is_ahead_until()]),
+        (
+            "about # against # at the end",
+            lambda: (finals(CART).mean(), plot.published_mean(PUBLISHED, CART, "SCPO", "return", 150)),
+        ),
+        (
+            "SafetyBallCircle, # iterations, .*? All keep the limit of # by far",
+            lambda: (STUDIES["estimators"].iterations, TASKS[CIRCLE].cost_limit),
+        ),
+        (r"at costs of # to #\.", lambda: (min(study("episodic_cost").values()), max(study("episodic_cost").values()))),
+        (
+            "which reaches #, and one step alone, which reaches #. Lambda # reaches #, Monte Carlo #",
+            lambda: (*(study()["SCPO"], study()["one_step"], 0.95), *(study()["lambda_0.95"], study()["Monte_Carlo"])),
+        ),
+        (
+            "With L2 two seeds reach # and #, the third stays at #",
+            lambda: sorted(finals(CIRCLE, "L2", iterations=100), reverse=True),
+        ),
+        (
+            "sampling loop makes # to # steps a second, # on average",
+            lambda: [MEASURED[f"CartSafe-v0 sampling: {what}"] for what in ("least", "most", "mean")],
+        ),
+        (
+            "Compiled # and with `--no-compile` # steps a second",
+            lambda: (MEASURED["training, compiled"], MEASURED["training, not compiled"]),
+        ),
+    ],
+    "docs/baselines.md": [
+        (r"last tenth of the iterations, limit #:", lambda: [TASKS[RUN].cost_limit]),
+        (r"\| # environments x # steps", lambda: (TRPO.num_envs, TRPO.num_steps)),
+        (r"GAE\(#, #\)", lambda: (TRPO.gamma, TRPO.gae_lambda)),
+        ("plus # on the diagonal", lambda: [TRPO.cg_damping]),
+        (r"\| # iterations\. The right-hand side", lambda: [TRPO.cg_iters]),
+        (
+            r"the step times #\^j, # lengths for TRPO and # for the others",
+            lambda: (TRPO.backtrack, TRPO.line_search_steps, CPO.line_search_steps),
+        ),
+        ("a KL divergence of at most # x target", lambda: [TRPO.kl_margin]),
+        (
+            "Adam at #, # epochs of # minibatches",
+            lambda: (TRPO.critic_learning_rate, TRPO.critic_epochs, TRPO.critic_minibatches),
+        ),
+        ("linearly from # to #", lambda: (TRPO.std_start, TRPO.std_end)),
+        ("Fisher matrix with the # added", lambda: [TRPO.cg_damping]),
+        ("deviation of the actions ends at #, not at #", lambda: (TRPO.std_end, 0.01)),
+        (
+            "A batch is # environments x # steps, not # x #. That is the same number",
+            lambda: (TRPO.num_envs, TRPO.num_steps, 64, TRPO.num_envs * TRPO.num_steps / 64),
+        ),
+        ("They use seeds # to #", lambda: (min(trial_seeds()), max(trial_seeds()))),
+        ("The last # rows were made", lambda: [corrected_rows()]),
+        ("seed #, means of iterations # to # of a run of #", lambda: (101, 37, 40, TASKS[CIRCLE].iterations)),
+        ("other rows among the last # were", lambda: [corrected_rows()]),
+        ("b is the mean of # steps", lambda: [TRPO.num_envs * TRPO.num_steps]),
+        ("# x `cost_surrogate_change`", lambda: [gym.spec(REACH).max_episode_steps]),
+    ],
+}
+
+# What needs no source: settings, parts of definitions, seeds, versions, dates, status codes; and 0, 1 and 2 everywhere
+EXCUSED = {
+    "README.md": "2023 2021 3.9 3.11 3.13",
+    "results/README.md": "2.13 3.11 95 5",
+    "docs/reproduction.md": "3 4",
+    "docs/tasks.md": "2021 0.1 0.2 1e-6 1e-9 1e-12 3 7 1.4 3.11",
+    "docs/your-own-env.md": "100 0.01 20 25 50 200",
+    "docs/scpo.md": "0.01 1e-5 1e-8 3 4 10 0.5 0.95 101 103 130 143 28 2026 2.13 2.0 1.4",
+    "docs/baselines.md": "2019 0.01 64 10 0.05 0.1 0.001 2.5",
+}
+
+
+def one_line(page):
+    """The page in a line, rows of tables between <|>, without the numbers of lists and what plot.py makes."""
+    text = (ROOT / page).read_text()
+    text = re.sub(r"<!-- ([\w ]+): made by .*?<!-- end of \1 -->", "", text, flags=re.S)
+    text = re.sub(r"^( *)\d+\. ", r"\1- ", text, flags=re.M)
+    text = re.sub(r"^\|.*\|$", r"<|>\g<0><|>", text, flags=re.M)
+    return " ".join(text.split())
+
+
+def sentences(page, pattern):
+    return list(re.finditer(pattern.replace("#", NUMBER), one_line(page)))
+
+
+ROWS = [(page, pattern, again) for page, rows in CHECKS.items() for pattern, again in rows]
+
+
+@pytest.mark.parametrize("page, pattern, again", ROWS, ids=[f"{page}: {pattern}" for page, pattern, _ in ROWS])
+def test_a_number_in_prose_is_what_its_source_gives(page, pattern, again):
+    found = sentences(page, pattern)
+    assert len(found) == 1, f"{page} has {len(found)} sentences like: {pattern}"
+    made = [float(x) for x in again()]
+    assert len(made) == len(found[0].groups()), (pattern, made)
+    for shown, value in zip(found[0].groups(), made):
+        unit = value * 1e-9 if "e" in shown else 10.0 ** -len(shown.partition(".")[2])
+        assert abs(float(shown.replace(",", "")) - value) <= 0.5001 * unit, f"{page}: {shown} is {value} in: {pattern}"
+
+
+@pytest.mark.parametrize("page", CHECKS)
+def test_each_number_in_prose_has_a_source_or_an_excuse(page):
+    """Code, links and tables aside: commands and tables have tests of their own."""
+    text, covered = one_line(page), set()
+    for pattern, _ in CHECKS[page]:
+        for found in sentences(page, pattern):
+            covered.update(found.start(i) for i in range(1, len(found.groups()) + 1))
+    for aside in (r"```.*?```", r"`[^`]*`", r"\]\([^)]*\)", r"<\|>.*?<\|>"):
+        text = re.sub(aside, lambda found: " " * len(found[0]), text)
+    numbers = re.finditer(r"(?<![\w.,^])" + NUMBER + r"(?!\w)", text)
+    excused = {"0", "1", "2", *EXCUSED[page].split()}
+    new = [x for x in numbers if x.start() not in covered and x[0].rstrip(",") not in excused]
+    assert not new, [f"{x[0]} in: {text[max(0, x.start() - 40) : x.end() + 20]}" for x in new]
+
+
+# Tables that are made by hand -----------------------------------------------------------------------------------------
+
+
+def rows_of(page, first_heading):
+    """The rows of a table, its head included, as lists of cells."""
+    text = (ROOT / page).read_text()
+    lines = text[text.index(first_heading) :].split("\n\n")[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [rows[0], *rows[2:]]
+
+
+def test_the_commands_of_the_trials_are_their_settings():
+    for row in TRIALS:
+        script = "scpo_discrete.py" if row["task"] == CART else f"scpo_continuous.py --env-id {row['task']}"
+        length = "" if row["task"] == CART else f" --total-timesteps {100 * 32768}"
+        seed = row["seed"].split(" to ")[0]
+        assert row["command"] == f"python {script} --seed {seed} {row['flags']}{length}"
+
+
+def test_the_trials_of_the_estimate_of_q():
+    (_, *columns), *rows = rows_of("docs/scpo.md", "| `--safety-lambdas` |")
+    shown = {}
+    for label, *cells in rows:
+        lambdas = re.match(r"[\d.]+( [\d.]+)?", label)[0]
+        for column, cell in zip(columns, cells):
+            task, seed = column.split()
+            if cell:
+                shown[f"SafetyBall{task}-v0", seed, f"--safety-lambdas {lambdas}"] = cell
+    expected = {}
+    for row in TRIALS:
+        stopped = f"stopped at {row['iteration']}: " if row["iteration"] != "100" else ""
+        if row["task"] != CART and "0.9" != row["flags"].split()[-1] and row["flags"].count("--") == 1:
+            cell = f"{stopped}{row['return']} / {row['cost']} / {row['safe']}"
+            expected[row["task"], row["seed"], row["flags"]] = cell
+    assert shown == expected
+
+
+def test_the_trials_on_cart_safe():
+    (_, *seeds), *rows = rows_of("docs/scpo.md", "| `--vf-coef`, `--safety-lambdas` |")
+    shown = {}
+    for label, *cells in rows:
+        vf_coef, lambdas, *more = label.replace(" (built in)", "").split(", ")
+        flags = " ".join(["--vf-coef", vf_coef, "--safety-lambdas", lambdas, *more]).replace("`", "")
+        shown.update({(seed, flags): cell for seed, cell in zip(seeds, cells) if cell})
+    trials = [row for row in TRIALS if row["task"] == CART and row["seed"] in seeds]
+    assert shown == {(row["seed"], row["flags"]): f"{row['return']} / {row['cost']}" for row in trials}
+
+
+def test_the_trials_of_what_prevents_a_slip():
+    head, *rows = rows_of("docs/scpo.md", "| Run, seed 101, `--safety-lambdas 1` |")
+    assert len(rows) == 3 and len(head) == 3
+    for label, result, under_95 in rows:
+        row = trial(101, " ".join(["--safety-lambdas 1", *re.findall(r"`(--.*?)`", label)]))
+        assert (result, under_95) == (f"{row['return']} / {row['cost']} / {row['safe']}", row["under_95"])
+        assert re.findall(r"at (\d+)", label) == [row["slipped_at"]] * bool(row["slipped_at"])
+
+
+def test_the_speeds_of_the_tasks():
+    _, *rows = rows_of("docs/tasks.md", "| task | ours | package |")
+    assert len(rows) == 4
+    for task, *shown in rows:
+        ours, package = MEASURED[f"{task}: ours"], MEASURED[f"{task}: package"]
+        assert shown == [f"{ours:,.0f}", f"{package:,.0f}", f"{ours / package:.1f}"]
+
+
+def test_limits_and_features_of_the_tasks():
+    _, *rows = rows_of("docs/tasks.md", "| task | cost limit |")
+    shown = {task: (float(limit), features) for task, limit, features, *_ in rows}
+    assert {task: limit for task, (limit, _) in shown.items()} == {
+        task: TASKS[task].cost_limit for task in (CIRCLE, RUN, GATHER, REACH)
+    }
+    more = {task: gym.make(task).observation_space.shape[0] - ball_tasks.BallTask.num_features for task in shown}
+    counted = {
+        task: sum(map(int, re.findall(r"(\d+) (?:sectors|rays|to the bombs)", features)))
+        for task, (_, features) in shown.items()
+    }
+    assert counted == {CIRCLE: 0, RUN: 0, GATHER: 32, REACH: 48}
+    assert more == {CIRCLE: 1, RUN: 0, GATHER: 32, REACH: 48 + 2}  # a distance to the circle, a goal's x and y
+
+
+def test_the_runs_of_the_cart():
+    _, *rows = rows_of("docs/your-own-env.md", "| flags after")
+    assert len(rows) == 3
+    for (_, *shown), (name, unit) in zip(rows, (("cart", 1), ("cart x 100", 100), ("cart x 100, vf-coef", 100))):
+        returned, cost, safe, norm = (MEASURED[f"{name}: {what}"] for what in ("return", "cost", "safe", "grad_norm"))
+        norm = f"{float(f'{norm:.2g}'):,.0f}"
+        assert shown == [f"{returned / unit:.1f}", f"{cost:.1f}", f"{safe:.2f}", norm]
