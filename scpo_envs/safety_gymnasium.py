@@ -9,6 +9,7 @@
 """
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import yaml
@@ -16,7 +17,9 @@ import yaml
 original = dataclasses.dataclass
 
 
-def dataclass(cls, **options):
+def dataclass(cls=None, **options):
+    if cls is None:  # @dataclass(frozen=True)
+        return functools.partial(dataclass, **options)
     for name in vars(cls).get("__annotations__", ()):
         default = vars(cls).get(name)
         if type(default).__hash__ is None:

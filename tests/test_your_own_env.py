@@ -142,17 +142,21 @@ def test_reward_scale_undoes_100_times_the_reward(folder):
         assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=0.05)
 
 
-def test_bullet_safety_gyms_other_robots_train():
-    """In a process of their own, since they write where pytest reads."""
+def test_bullet_safety_gyms_other_robots_train_and_do_the_same_again():
+    """In a process of their own, since they write where pytest reads. They draw from NumPy's global generator."""
     code = """
 import scpo_continuous, baselines.cpo, scpo_run
 car, drone = "SafetyCarCircle-v0 --no-compile", "SafetyDroneRun-v0"
 for module, flags in ((scpo_continuous, car), (baselines.cpo, drone)):
     flags = f"--env-id {flags} --cost-limit 25 --num-envs 1 --num-steps 512 --total-timesteps 512"
-    scpo_run.run(module.train, module.Args, module.TASK_SETTINGS, flags.split())
+    for time in ("first", "second"):
+        argv = [*flags.split(), "--runs-dir", time]
+        scpo_run.run(module.train, module.Args, module.TASK_SETTINGS, argv)
 """
     env = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert told.returncode == 0 and len(list(Path("runs").iterdir())) == 2, told.stderr
+    assert told.returncode == 0, told.stderr
+    first, second = ([path.read_text() for path in sorted(Path(x).glob("*/episodes.csv"))] for x in ("first", "second"))
+    assert first == second and len(first) == 2 and all(text.count("\n") > 1 for text in first)
     for env_id in re.findall(r"Safety(?:Car|Drone)\w+-v0", PAGE):
         assert env_id in told.stdout
