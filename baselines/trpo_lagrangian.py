@@ -571,11 +571,11 @@ if __name__ == "__main__":
         def run(train, Args, task_settings):
             from torch.utils.tensorboard import SummaryWriter
 
-            env_id = tyro.cli(Args).env_id
-            settings = task_settings.get(env_id, task_settings["any other task"])
-            args = tyro.cli(Args, default=Args(**dict(settings, env_id=env_id)))
+            args = tyro.cli(Args)
+            settings = task_settings.get(args.env_id, task_settings["any other task"])
+            args = tyro.cli(Args, default=Args(**dict(settings, env_id=args.env_id)))
             print("There is no scpo_run.py to import: no checkpoints, no --resume, logs for TensorBoard in runs/")
-            writer = SummaryWriter(f"runs/{env_id.replace(':', '-')}__{args.seed}__{int(time.time())}")
+            writer = SummaryWriter(f"runs/{args.env_id.replace(':', '-')}__{args.seed}__{int(time.time())}")
             for progress in train(args):
                 global_step = progress["checkpoint"]["iteration"] * args.num_envs * args.num_steps
                 scalars, episodes = progress.get("scalars", {}), progress.get("episodes", [])

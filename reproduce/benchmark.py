@@ -154,23 +154,31 @@ def measured_seconds(runs, stop):
             if terminated or truncated:
                 env.reset()
         step_seconds[task] = (time.perf_counter() - start) / 1000
-    startup, base = {}, {}
-    for batch, script in {
-        run.batch: "baselines/cpo.py" if run.batch == 32000 else "scpo_continuous.py" for run in runs
-    }.items():
+    startup, base = {}, {}  # seconds to start, seconds a step; the baselines are alike
+    for script in {measured_by(run) for run in runs}:
+        steps = 32000 if script == "baselines/cpo.py" else 32768
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, ROOT / script, "--env-id", "SafetyBallRun-v0", "--runs-dir", folder]
             start = time.perf_counter()
             with open(f"{folder}/log.txt", "w") as log:
-                status = watch([*command, "--total-timesteps", 2 * batch], log, stop)
+                status = watch([*command, "--total-timesteps", 2 * steps], log, stop)
             if status and not stop:
                 fail(f"the measurement failed: {last_line(folder)}")
             if stop:
                 return {}
             seconds = curves.read(next(Path(folder).glob("*/progress.csv")))["seconds"]
-        startup[batch], base[batch] = time.perf_counter() - start - seconds[1], seconds[1] - seconds[0]
-    more = {task: seconds - step_seconds["SafetyBallRun-v0"] for task, seconds in step_seconds.items()}
-    return {run.name: (startup[run.batch], base[run.batch] + run.batch * more[run.task]) for run in runs}
+        startup[script] = time.perf_counter() - start - seconds[1]
+        base[script] = (seconds[1] - seconds[0]) / steps
+    seconds = {}
+    for run in runs:
+        script = measured_by(run)
+        a_step = base[script] + step_seconds[run.task] - step_seconds["SafetyBallRun-v0"]
+        seconds[run.name] = startup[script], run.batch * a_step
+    return seconds
+
+
+def measured_by(run):
+    return "scpo_continuous.py" if run.script.startswith("scpo_") else "baselines/cpo.py"
 
 
 def estimate(runs, measured, jobs):

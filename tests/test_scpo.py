@@ -276,7 +276,7 @@ def test_the_numpy_policy_is_the_torch_policy():
 # Scales ---------------------------------------------------------------------------------------------------------------
 
 
-def trained(script, env_id="Toy-v0", seen=None, monkeypatch=None, **flags):
+def trained(script, env_id="Toy-v0", seen=None, monkeypatch=None, make_env=None, **flags):
     """Trains on a toy task and returns the last checkpoint; seen gets the observations of each rollout."""
     if seen is not None:
         numpy_policy = script.numpy_policy
@@ -289,7 +289,7 @@ def trained(script, env_id="Toy-v0", seen=None, monkeypatch=None, **flags):
         monkeypatch.setattr(script, "numpy_policy", watched)
     env_id = f"toy_env:{env_id.replace('Toy', 'ToyChoice') if script is scpo_discrete else env_id}"
     small = dict(num_envs=2, num_steps=64, minibatch_size=32, compile=False, cost_limit=3, total_timesteps=384)
-    *_, last = script.train(script.Args(**{**small, "env_id": env_id, **flags}))
+    *_, last = script.train(script.Args(**{**small, "env_id": env_id, **flags}), make_env=make_env or script.make_env)
     return last["checkpoint"]
 
 
@@ -305,21 +305,19 @@ def test_observations_are_normalised_by_all_that_came_before(script, monkeypatch
     assert not agent["obs_mean"].any() and (agent["obs_var"] == 1).all()
 
 
-def test_what_is_normalised_reaches_all_networks_and_only_when_asked_for(monkeypatch):
+def test_what_is_normalised_reaches_all_networks_and_only_when_asked_for():
     """The same task in other units of its observations: with --norm-obs the runs are alike from iteration 2 on."""
-    make_env, policies = scpo.make_env, {}
+    policies = {}
 
     def in_other_units(env_id, cost_limit, augment_state):
-        env = make_env(env_id, cost_limit, augment_state)
+        env = scpo.make_env(env_id, cost_limit, augment_state)
         env.env = gym.wrappers.TransformObservation(env.env, lambda obs: 100 * obs + 500)
         return env
 
     for norm_obs in (False, True):
-        monkeypatch.setattr(scpo, "make_env", make_env)
         flags = dict(norm_obs=norm_obs, total_timesteps=25600, learning_rate=1e-3)
         usual = trained(scpo, **flags)
-        monkeypatch.setattr(scpo, "make_env", in_other_units)
-        other = trained(scpo, **flags)
+        other = trained(scpo, make_env=in_other_units, **flags)
         for name, checkpoint in (("usual", usual), ("other", other)):
             agent = scpo.Agent(3, BOX).requires_grad_(False)
             agent.load_state_dict(checkpoint["agent"])
@@ -333,6 +331,22 @@ def test_what_is_normalised_reaches_all_networks_and_only_when_asked_for(monkeyp
 
     assert min(varies(policies[True, "other"], units)) > 0.2 * min(varies(policies[True, "usual"], grid))
     assert min(varies(policies[False, "other"], units)) < 0.2 * min(varies(policies[False, "usual"], grid))
+
+
+def test_sampling_estimates_and_updates_see_the_same_normalised_observations(monkeypatch):
+    seen, get_value = [], scpo.Agent.get_value
+    monkeypatch.setattr(scpo.Agent, "get_value", lambda self, obs: (seen.append(obs), get_value(self, obs))[1])
+
+    def far_away(*task):
+        env = scpo.make_env(*task)
+        env.env = gym.wrappers.TransformObservation(env.env, lambda obs: 100 * obs + 500)
+        return env
+
+    trained(scpo, make_env=far_away, norm_obs=True)
+    calls = 2 + 5 * 4  # an iteration: s and s' of the rollout, five epochs of four minibatches
+    assert len(seen) == 3 * calls
+    assert min(obs[..., :2].min() for obs in seen[:calls]) > 300  # nothing is known of the first ones
+    assert max(obs[..., :2].abs().max() for obs in seen[calls:]) < 10
 
 
 def test_the_reward_is_scaled_once_after_nullification(monkeypatch):
