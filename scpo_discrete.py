@@ -225,11 +225,11 @@ class Agent(nn.Module):
         return self.critic(obs).squeeze(-1)
 
     def get_raw_safety_value(self, obs):
-        """Trained, in (-1, 1): unlike the clipped value it has a gradient everywhere."""
+        """The output that is trained, in (-1, 1). Unlike the clipped one it has a gradient everywhere."""
         return torch.tanh(self.safety_critic(obs)).squeeze(-1)
 
     def get_safety_value(self, obs):
-        """Used: V^c in [0, 1]."""
+        """V^c in [0, 1], the output that is used."""
         return self.get_raw_safety_value(obs).clamp(0, 1)
 
     def get_logprob_and_entropy(self, obs, actions):
@@ -287,7 +287,7 @@ def safety_q(safe, next_safety_values, dones, safety_gamma, lam):
     geometric average of the paper's n-step estimates.
     """
     q = np.empty_like(next_safety_values)
-    bracket = next_safety_values[-1]  # that of Q_t above; of what comes after the rollout only the critic knows
+    bracket = next_safety_values[-1]  # the one of Q_t above; after the rollout only the critic's estimate is left
     for t in reversed(range(len(q))):
         average = (1 - lam) * next_safety_values[t] + lam * bracket
         q[t] = np.where(dones[t], next_safety_values[t], average)
@@ -312,8 +312,8 @@ def nullify(rewards, costs, q, k, beta, reward_bias, penalty="unsafe"):
 def gae(rewards, values, next_values, terminations, dones, gamma, gae_lambda):
     """Generalized advantage estimates, (num_steps, num_envs).
 
-    next_values: V(s_{t+1}); at an episode's end that of the state it ended in, not of the next episode's first. After a
-    termination nothing can be earned, after a time limit what the critic says. Both cut the trace.
+    next_values: V(s_{t+1}). At an episode's end s_{t+1} is the state it ended in, not the first of the next episode.
+    After a termination the value is 0, after a time limit it is the critic's. Both cut the trace.
     """
     deltas = rewards + gamma * (1 - terminations) * next_values - values
     advantages = np.empty_like(deltas)
@@ -360,8 +360,8 @@ def update(weights, adam, learning_rate, agent, minibatch, args):
     """One gradient step: returns the new weights, Adam's new (mean, square, count) and the values of LOGGED.
 
     Adam is written out so that the whole step compiles to one function: a call costs more than Adam's arithmetic. The
-    gradient of all three networks together is scaled down to max_grad_norm. So a batch that surprises the critics, such
-    as the first one beyond the limit, hardly moves the policy until the critics have adapted.
+    gradient of all three networks together is scaled down to max_grad_norm. In a batch on which the critics err a lot,
+    such as the first one beyond the limit, their gradient is large. So the policy hardly moves until they have adapted.
     """
     gradient, logged = torch.func.grad(loss, has_aux=True)(weights, agent, minibatch, args)
     grad_norm = gradient.norm()
@@ -377,7 +377,7 @@ def update(weights, adam, learning_rate, agent, minibatch, args):
 def compiled(function, *example):
     """Returns the function compiled for inputs like the example's, or as it is where that can't be done."""
     print("Compiling the gradient step (about 20 s the first time, --no-compile to skip it)", file=sys.stderr)
-    for options in ({"cpp_wrapper": True}, None):  # called through C++ it takes 14 % less, where that works
+    for options in ({"cpp_wrapper": True}, None):  # calling it through C++ takes 14 % less time, where that works
         try:
             fast = torch.compile(function, fullgraph=True, options=options)
             fast(*example)

@@ -270,8 +270,8 @@ def numpy_policy(agent):
 def gae(rewards, values, next_values, terminations, dones, gamma, gae_lambda):
     """Generalized advantage estimates, (num_steps, num_envs).
 
-    next_values: V(s_{t+1}); at an episode's end that of the state it ended in, not of the next episode's first. After a
-    termination nothing can be earned, after a time limit what the critic says. Both cut the trace.
+    next_values: V(s_{t+1}). At an episode's end s_{t+1} is the state it ended in, not the first of the next episode.
+    After a termination the value is 0, after a time limit it is the critic's. Both cut the trace.
     """
     deltas = rewards + gamma * (1 - terminations) * next_values - values
     advantages = np.empty_like(deltas)
