@@ -20,8 +20,9 @@ LOOKS = {"SCPO": ("paper's settings", "#0072B2"), "fast": ("--fast", "#D55E00")}
 def load(results):
     """Returns {task: {label: runs}} of what there is: SCPO with the paper's settings, --fast, TRPO-L and CPO."""
     groups = {}
-    for task, (_, length) in TASKS.items():
-        lengths = {"SCPO": length, "fast": FAST[task][0], "TRPO-L": length, "CPO": length}
+    for task, (quick, _) in FAST.items():
+        length = TASKS[task].iterations
+        lengths = {"SCPO": length, "fast": quick, "TRPO-L": length, "CPO": length}
         groups[task] = {label: curves.load(results, task, label, n)[0] for label, n in lengths.items()}
         groups[task] = {label: runs for label, runs in groups[task].items() if runs}
     return groups
