@@ -9,8 +9,7 @@ once before the first iteration, with "checkpoint" alone, and then one after eac
     sampled_from  the weights of the policy that played these episodes
 
 A run leaves runs/<env>__<script or --exp-name>__<seed>__<time>/ with config.json, progress.csv, episodes.csv,
-TensorBoard events and two checkpoints: last.pt, from which --resume goes on, and best_safe.pt, the policy that earned
-most within the limit.
+events for TensorBoard, last.pt, from which --resume goes on, and best_safe.pt, the best policy within the limit.
 """
 
 import contextlib
@@ -96,9 +95,9 @@ def read_flags(Args, task_settings, script, argv=None):
         least = (checkpoint["iteration"] + 1) * args.num_envs * args.num_steps
         check(args, "total_timesteps", args.total_timesteps >= least, f"{least} or more, to go beyond what is done")
     check(args, "runs_dir", args.runs_dir, "the name of a folder")
-    check(
-        args, "num_workers", 1 <= args.num_workers <= max(args.num_envs, 1), f"in [1, {args.num_envs}]: 1 to num-envs"
-    )
+    check(args, "exp_name", args.exp_name != "", "a name, or left out")
+    at_most = max(args.num_envs, 1)
+    check(args, "num_workers", 1 <= args.num_workers <= at_most, f"in [1, {at_most}], num-envs at most")
     check(args, "min_safe_rate", 0 <= args.min_safe_rate <= 1, "in [0, 1]")
     check(args, "iteration_timeout", 1 <= args.iteration_timeout <= 1e6, "in [1, 1e6] seconds")
     try:
@@ -158,6 +157,8 @@ def open_folder(args, script, checkpoint):
     settings, made_by = dict(asdict(args), resume=None), dict(script=script.name, revisions=revisions, **VERSIONS)
     try:
         folder = Path(args.resume) if checkpoint else new_folder(args, script)
+        whole = all(os.path.getsize(folder / name) >= size for name, size in files.items() if name.endswith(".csv"))
+        check(args, "resume", whole, "a run whose CSVs still have all rows that were there when last.pt was saved")
         lock = open(folder / "config.json", "a")  # over NFS only a file opened for writing can be locked
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, however it does
         lock.truncate(0)
@@ -233,9 +234,7 @@ def run(train, Args, task_settings, argv=None):
         args, loaded = read_flags(Args, task_settings, script, argv)
         faulthandler.dump_traceback_later(args.iteration_timeout, exit=True, file=2)
         if args.num_workers > 1:
-            from scpo_workers import with_workers
-
-            train = with_workers(train, args)
+            train = import_module("scpo_workers").with_workers(train, args)
         iterations = train(args, loaded)
         try:
             checkpoint = next(iterations)["checkpoint"]

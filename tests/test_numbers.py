@@ -7,6 +7,7 @@ What was measured by hand is in results/measured.csv and results/scpo_trials.csv
 """
 
 import csv
+import functools
 import math
 import re
 from pathlib import Path
@@ -48,6 +49,7 @@ UNKNOWN = scpo_continuous.TASK_SETTINGS["any other task"]
 BOX_SPEED = gym.spec("SafetyBallReachSlowBox-v0").kwargs["box_speed"]
 
 
+@functools.cache
 def runs(task, label="SCPO", iterations=None):
     return curves.load(RESULTS, task, label, iterations or TASKS[task].iterations)[0]
 

@@ -239,6 +239,7 @@ def test_help_shows_the_tasks_defaults_and_each_flags_comment(capsys):
         ("--colour red", "Unrecognized options: --colour, red"),
         ("--k -1", "--k is -1.0, but must be 0 or more"),
         ("--runs-dir=", "--runs-dir is '', but must be the name of a folder"),
+        ("--exp-name=", "--exp-name is '', but must be a name, or left out"),
         ("--min-safe-rate nan", "--min-safe-rate is nan, but must be in [0, 1]"),
         ("--min-safe-rate 80", "--min-safe-rate is 80.0, but must be in [0, 1]"),
         ("--iteration-timeout 0", "--iteration-timeout is 0.0, but must be in [1, 1e6] seconds"),
@@ -679,6 +680,21 @@ def test_what_can_not_be_resumed_gets_one_line(what, says, finished, tmp_path, c
     line = refused(capsys, run, "--resume", folder, "--total-timesteps", 96)
     assert "--resume" in line and says in line and str(folder) in line
     assert {path.name: path.is_file() and path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["progress.csv", "episodes.csv"])
+def test_a_log_that_has_lost_rows_is_not_continued(name, finished, tmp_path, capsys):
+    """Neither with a gap nor with the zeros that a file grows by where it is cut beyond its end."""
+    folder = shutil.copytree(finished, tmp_path / "run")
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[:-10])
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    line = refused(capsys, run, "--resume", folder, "--total-timesteps", 96)
+    assert "--resume is" in line and "CSVs still have all rows" in line
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    (folder / name).unlink()
+    line = refused(capsys, run, "--resume", folder, "--total-timesteps", 96)
+    assert "--resume" in line and f"No such file or directory: '{folder / name}'" in line
 
 
 def test_resume_of_an_unset_variable_is_no_new_run(finished, monkeypatch, capsys, tmp_path):
