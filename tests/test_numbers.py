@@ -20,7 +20,7 @@ import scpo_continuous
 import scpo_run
 from baselines import cpo, trpo
 from reproduce import benchmark, curves, plot
-from reproduce.curves import TASKS, last_tenth
+from reproduce.curves import FAST, TASKS, last_tenth
 from reproduce.studies import STUDIES
 from scpo_envs import ball_tasks, cart_safe
 
@@ -148,6 +148,10 @@ CHECKS = {
         (
             "exceed the limit for # and # iterations, from # and from # on",
             lambda: (slip(2)[2], slip(3)[2], slip(2)[0], slip(3)[0]),
+        ),
+        (
+            "--fast` ends at # with a cost of #",
+            lambda: [finals(RUN, "fast", x, FAST[RUN][0]).mean() for x in ("episodic_return", "episodic_cost")],
         ),
         (
             "on Run # % of its .*?, # % with TRPO-L and # % with CPO",
