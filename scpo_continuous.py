@@ -50,7 +50,7 @@ TASK_SETTINGS = {
     "any other task": dict(cost_limit=None, k=4, beta=1, reward_bias=0, ent_coef=0.01, total_timesteps=100 * T),
 }
 FAST_SETTINGS = {  # what --fast changes
-    "SafetyBallCircle-v0": dict(num_steps=512, learning_rate=6e-4, reward_scale=0.02, total_timesteps=100 * T),
+    "SafetyBallCircle-v0": dict(num_steps=512, learning_rate=1e-3, reward_scale=0.02, total_timesteps=100 * T),
     "SafetyBallRun-v0": dict(num_steps=512, learning_rate=1e-3, reward_scale=0.02, total_timesteps=20 * T),
 }
 for task, changes in FAST_SETTINGS.items():

@@ -121,7 +121,7 @@ def write_trials():
     """Writes the trials of all journals to search.csv beside their folder, a row a trial."""
     rows = []
     for path in sorted(FOLDER.glob("*.journal")):
-        for trial in study_of(path.stem).trials:
+        for trial in study_of(path.stem).get_trials(states=FINISHED):
             scores = [*trial.intermediate_values.values(), trial.value]
             value = next((score for score in reversed(scores) if score is not None), None)
             told = {"task": path.stem, "trial": trial.number, "state": trial.state.name.lower(), "score": value}
