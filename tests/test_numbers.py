@@ -45,6 +45,7 @@ PUBLISHED = curves.load_published()
 TRIALS = table("scpo_trials.csv")
 BASELINE_TRIALS = table("baseline_trials.csv")
 SCPO, TRPO, CPO, KEEPER = scpo_continuous.Args(), trpo.Args(), cpo.Args(), scpo_run.RunArgs()
+FAST_RATE = scpo_continuous.FAST_SETTINGS[CIRCLE]["learning_rate"]
 UNKNOWN = scpo_continuous.TASK_SETTINGS["any other task"]
 BOX_SPEED = gym.spec("SafetyBallReachSlowBox-v0").kwargs["box_speed"]
 
@@ -93,6 +94,12 @@ def less_safe(seed):
     """The iterations on Run with less than 95 % safe episodes, after the tenth: how many, the lowest share in %."""
     _, shares = on_run(seed)
     return (shares[10:] < 0.95).sum(), 100 * shares[10:].min()
+
+
+def searched(task, number, name):
+    """What the search says of a trial."""
+    (row,) = [row for row in table("search.csv") if (row["task"], row["trial"]) == (task, str(number))]
+    return float(row[name])
 
 
 def trial(seed, flags, task=RUN):
@@ -230,6 +237,27 @@ CHECKS = {
         ),
         (r"at least `--min-safe-rate` \(#\)", lambda: [KEEPER.min_safe_rate]),
         (r"min\(cost so far / limit, #\)", lambda: [1 + scpo_continuous.DELTA]),
+    ],
+    "docs/fast-settings.md": [
+        ("share one gradient norm, #. Returns", lambda: [SCPO.max_grad_norm]),
+        (
+            "a learning rate of # reached # in a tenth of the published steps, # only #",
+            lambda: [
+                x for row in (1, 0) for x in (searched(CIRCLE, row, "learning_rate"), searched(CIRCLE, row, "return"))
+            ],
+        ),
+        (
+            "With # seeds # and # ended at # and # after a fifth. So # is built in",
+            lambda: (
+                *(FAST_RATE, 102, 103),
+                *[MEASURED[f"Circle at 1e-3: seed {seed}"] for seed in (102, 103)],
+                FAST_RATE,
+            ),
+        ),
+        (
+            "Gather has the published return, #,",
+            lambda: [plot.published_mean(PUBLISHED, GATHER, "SCPO", "return", 500)],
+        ),
     ],
     "docs/scpo.md": [
         (
@@ -384,6 +412,7 @@ EXCUSED = {
     "README.md": "2023 2021 3.9 3.11 3.13",
     "results/README.md": "2.13 3.11 95 5",
     "docs/reproduction.md": "3 4",
+    "docs/fast-settings.md": "4 101 1e-3 6e-4 64 200 256 500",
     "docs/tasks.md": "2021 0.1 0.2 1e-6 1e-9 1e-12 3 7 1.4 3.11",
     "docs/your-own-env.md": "100 0.01 20 25 50 200",
     "docs/scpo.md": "0.01 1e-5 1e-8 3 4 10 0.5 0.95 101 103 130 143 28 2026 2.13 2.0 1.4",
@@ -520,3 +549,15 @@ def test_the_runs_of_the_cart():
         returned, cost, safe, norm = (MEASURED[f"{name}: {what}"] for what in ("return", "cost", "safe", "grad_norm"))
         norm = f"{float(f'{norm:.2g}'):,.0f}"
         assert shown == [f"{returned / unit:.1f}", f"{cost:.1f}", f"{safe:.2f}", norm]
+
+
+def test_the_longer_trials_on_gather_and_reach():
+    _, *rows = rows_of("docs/fast-settings.md", "| task | best of the search")
+    assert len(rows) == 2
+    for task, best, papers in rows:
+        name = task[len("SafetyBall") : -len("-v0")]
+        returned, cost = (MEASURED[f"{name}, two fifths: {what}"] for what in ("return", "cost"))
+        digits = 2 if task == GATHER else 1
+        assert best == f"{returned:.1f} / {cost:.{digits}f}"
+        returned, cost = (finals(task, "SCPO", column, 200).mean() for column in ("episodic_return", "episodic_cost"))
+        assert papers == f"{returned:.1f} / {cost:.{digits}f}"
