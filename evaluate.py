@@ -10,6 +10,7 @@ In your own Python: `env, policy, checkpoint = evaluate.load("runs/NAME")`, then
 
 # ruff: noqa: E402
 import json
+import random
 import runpy
 import signal
 import sys
@@ -88,6 +89,12 @@ def load(path, script=None, env_id=None):
     return env, policy, checkpoint
 
 
+def seed_all(seed):
+    """Seeds the global generators of Python and NumPy, from which some tasks draw."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+
+
 def play(env, policy, seed, mode, max_steps):
     """Plays an episode and yields the `info` of each step. The last one has "episode", the episode's return and so on.
 
@@ -95,7 +102,7 @@ def play(env, policy, seed, mode, max_steps):
     """
     # the task draws from `seed` itself; the seed's child gives a stream that is independent of it
     rng = None if mode == "deterministic" else np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
-    np.random.seed(seed)  # noqa: NPY002  some tasks draw from the global generator
+    seed_all(seed)
     step = 0
     try:
         obs, _ = env.reset(seed=seed)
@@ -188,6 +195,7 @@ def main(argv=None):
         check(args, "seed", 0 <= args.seed <= 2e9, "in [0, 2e9]")
         check(args, "max_steps", args.max_steps >= 1, "1 or more")
         check(args, "video", args.video is None or args.video.endswith(".mp4"), "the name of an .mp4 file")
+        seed_all(args.seed)  # for what a task draws when it is made
         env, policy, checkpoint = load(args.run, args.script, args.env_id)
         modes = [mode for mode in MODES if getattr(args, mode)] or MODES
         if args.video:

@@ -14,6 +14,7 @@ FINALS = "task, settings, million steps, seeds, return, published return, cost, 
 FINALS += "over the limit late"
 PAID = "task, algorithm, target, million steps, minutes, cost paid, seeds"
 SB3 = "SB3 PPO on the package's task"
+CHANGES = "task, seed, changes, return, cost, safe, iterations over the limit"
 LOOKS = {"SCPO": ("paper's settings", "#0072B2"), "fast": ("--fast", "#D55E00")}
 
 
@@ -115,7 +116,12 @@ def make(results, published):
         return {}
     draw(results / "fast", fast, published)
     speeds = {(row["task"], row["script"]): float(row["steps_per_second"]) for row in rows_of(results / "speed.csv")}
+    changes = [
+        {name: x if name in ("task", "seed", "changes") else float(x) for name, x in row.items()}
+        for row in rows_of(results / "fast_changes.csv")
+    ]
     return {
+        "fast: one by one": table(CHANGES, changes),
         "fast: the last tenth": table(FINALS, finals(fast, published)),
         "fast: the way there": table(PAID, paid(fast, published, speeds)),
     }

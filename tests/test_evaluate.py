@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -38,6 +39,7 @@ class Variant(Toy):
         super().__init__()
         self.action_space = gym.spaces.Box(low, high, (2,), np.asarray(high).dtype)
         self.fault, self.picture, self.seen = fault, picture, []
+        self.drawn_when_made = random.random() + np.random.random()  # noqa: NPY002
 
     def reset(self, *, seed=None, options=None):
         self.resets = getattr(self, "resets", 0) + 1
@@ -51,7 +53,7 @@ class Variant(Toy):
         self.seen.append(action)
         obs, reward, terminated, truncated, info = super().step(np.zeros(2))
         if self.fault == "global":
-            reward = self.total
+            reward = self.total + self.drawn_when_made + random.random()
         if self.fault == "nan" and self.total > 30:
             obs = obs * np.nan
         return (

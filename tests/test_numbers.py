@@ -83,6 +83,12 @@ def slip(seed):
     return over[0], over[-1], len(over), costs[over - 1].max()
 
 
+def late(label, column="episodic_cost"):
+    """The second half of the iterations on Run, (seeds, iterations)."""
+    values = runs(RUN, label)[column]
+    return values[:, values.shape[1] // 2 :]
+
+
 def less_safe(seed):
     """The iterations on Run with less than 95 % safe episodes, after the tenth: how many, the lowest share in %."""
     _, shares = on_run(seed)
@@ -229,6 +235,24 @@ CHECKS = {
         (
             "the gradient is up to # times the usual one",
             lambda: [SLIP["grad_norm"][80:92].max() / np.median(SLIP["grad_norm"][60:80])],
+        ),
+        (
+            "of its # iterations in the second halves, # have a mean cost over the limit. Without it there are #",
+            lambda: (late("annealed").size, *[(late(x) > TASKS[RUN].cost_limit).sum() for x in ("annealed", "SCPO")]),
+        ),
+        (
+            "at a higher return, # against #, at a lower cost, # against #",
+            lambda: [
+                finals(RUN, label, column).mean()
+                for column in ("episodic_return", "episodic_cost")
+                for label in ("annealed", "SCPO")
+            ],
+        ),
+        ("At least # % of the episodes of each", lambda: [100 * late("annealed", "safe_episode_rate").min()]),
+        ("Seed # ends at a cost of #", lambda: (4, finals(RUN, "annealed", "episodic_cost")[3])),
+        (
+            "seed # slipped in the second half, for # iterations of #",
+            lambda: (2, (runs(RUN, "fast", 80)["episodic_cost"][1, 40:] > TASKS[RUN].cost_limit).sum(), FAST[RUN][0]),
         ),
         ("One gradient norm of # holds", lambda: [SCPO.max_grad_norm]),
         ("only calls about 0, is #", lambda: [scpo_continuous.DELTA]),
