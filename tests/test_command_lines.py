@@ -154,7 +154,7 @@ def outcome(command, argv, prints):
 
 def assert_as_given(args, argv):
     """Each flag has the value that the command line gave it last, and no word was left aside."""
-    words = list(argv)
+    words = list(argv if argv[-1] != "--" else argv[:-1])  # -- ends the flags, and nothing follows
     while words:
         flag, equals, text = words.pop(0).partition("=")
         value = getattr(args, flag[2:].replace("no-", "").replace("-", "_"))
