@@ -96,6 +96,12 @@ def less_safe(seed):
     return (shares[10:] < 0.95).sum(), 100 * shares[10:].min()
 
 
+def short_of(task):
+    """By how much of the published return, in %, each seed of --fast ends below it."""
+    target = plot.published_mean(PUBLISHED, task, "SCPO", "return", TASKS[task].iterations)
+    return 100 * (1 - finals(task, "fast", iterations=FAST[task][0]) / target)
+
+
 def searched(task, number, name):
     """What the search says of a trial."""
     (row,) = [row for row in table("search.csv") if (row["task"], row["trial"]) == (task, str(number))]
@@ -252,6 +258,24 @@ CHECKS = {
                 *(FAST_RATE, 102, 103),
                 *[MEASURED[f"Circle at 1e-3: seed {seed}"] for seed in (102, 103)],
                 FAST_RATE,
+            ),
+        ),
+        ("has the published return, within # %, after", lambda: [math.ceil(short_of(RUN).mean())]),
+        (
+            "return with # of # seeds and comes within # % on a third. Seed # stays at #",
+            lambda: (
+                *((short_of(CIRCLE) <= 0).sum(), 4, math.ceil(np.sort(short_of(CIRCLE))[2])),
+                1 + np.argmax(short_of(CIRCLE)),
+                finals(CIRCLE, "fast", iterations=FAST[CIRCLE][0]).min(),
+            ),
+        ),
+        (
+            "falls short: # of #. After as many steps the paper's settings have #. The limit is # there",
+            lambda: (
+                finals(CART, "fast", iterations=FAST[CART][0]).mean(),
+                plot.published_mean(PUBLISHED, CART, "SCPO", "return", 150),
+                finals(CART, "SCPO", iterations=30).mean(),
+                TASKS[CART].cost_limit,
             ),
         ),
         (
