@@ -12,6 +12,7 @@ import math
 import os
 import random
 import resource
+import runpy
 import signal
 import subprocess
 import sys
@@ -276,3 +277,25 @@ def test_ctrl_c_while_evaluate_is_still_importing(tmp_path):
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=30)
     assert (process.returncode, said) == (-signal.SIGINT, b"")  # 130 in a shell
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("env_speed x", "STEPS is x, but must be one number, 1000 or more"),
+        ("env_speed 0", "STEPS is 0"),
+        ("env_speed 2000 2000", "STEPS is 2000 2000"),
+        ("training_speed --rounds 0", "--rounds is 0, but must be 1 or more"),
+        ("training_speed --iterations 1", "--iterations is 1, but must be 2 or more"),
+        ("training_speed --peer a", "but must be NAME=command"),
+        ("training_speed --tasks X", "invalid choice: 'X'"),
+        ("training_speed --csv /nope/x.csv", "--csv is /nope/x.csv"),
+        ("training_speed --scripts nope.py", "files of this project"),
+    ],
+)
+def test_the_measurements_of_speed_refuse_what_is_wrong_before_they_begin(monkeypatch, capsys, line, says):
+    monkeypatch.setattr(sys, "argv", line.split())
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module(f"reproduce.speed.{line.split()[0]}", run_name="__main__")
+    said = capsys.readouterr()
+    assert stop.value.code == 2 and said.out == "" and said.err.count("\n") == 1 and says in said.err

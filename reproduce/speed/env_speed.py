@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 import scpo_envs
+from reproduce.curves import fail
 
 
 def steps_per_second(env, steps):
@@ -37,4 +38,7 @@ def main(steps):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20_000)
+    steps = sys.argv[1] if len(sys.argv) == 2 else "20000"
+    if len(sys.argv) > 2 or not steps.isdecimal() or int(steps) < 1000:
+        fail("env_speed", f"STEPS is {' '.join(sys.argv[1:])}, but must be one number, 1000 or more")
+    main(int(steps))

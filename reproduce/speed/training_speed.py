@@ -50,11 +50,22 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--scripts", nargs="+", default=["scpo_continuous.py"])
     parser.add_argument("--peer", action="append", default=[], help="NAME=command with {env_id} and {iterations}")
-    parser.add_argument("--tasks", nargs="+", default=["Circle", "Run", "Gather", "Reach"])
+    tasks = ["Circle", "Run", "Gather", "Reach"]
+    parser.add_argument("--tasks", nargs="+", default=tasks, choices=tasks)
     parser.add_argument("--iterations", type=int, default=5, help="ours; a peer makes 1 at a time")
     parser.add_argument("--rounds", type=int, default=2, help="turns; the best of each side counts")
     parser.add_argument("--csv", help="write the table there as well")
+    parser.error = lambda message: curves.fail("training_speed", message.replace("argument ", ""))
     args = parser.parse_args()
+    for name, is_allowed, allowed in (
+        ("iterations", args.iterations >= 2, "2 or more"),
+        ("rounds", args.rounds >= 1, "1 or more"),
+        ("peer", all("=" in peer for peer in args.peer), "NAME=command"),
+        ("scripts", all((curves.ROOT / script).is_file() for script in args.scripts), "files of this project"),
+        ("csv", not args.csv or Path(args.csv).parent.is_dir(), "a file in a folder that is there"),
+    ):
+        if not is_allowed:
+            curves.fail("training_speed", f"--{name} is {getattr(args, name)}, but must be {allowed}")
     peers = dict(peer.split("=", 1) for peer in args.peer)
     lines = ["task,script,steps_per_second,ratio,startup_seconds"]
     print(f"{'task':24} {'script':32} {'steps/s':>8} {'ratio':>6} {'start-up':>9}")
