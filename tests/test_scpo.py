@@ -349,6 +349,19 @@ def test_sampling_estimates_and_updates_see_the_same_normalised_observations(mon
     assert max(obs[..., :2].abs().max() for obs in seen[calls:]) < 10
 
 
+@pytest.mark.parametrize("script", [scpo, scpo_discrete])
+def test_a_wrapper_that_normalises_and_is_not_saved_is_named(script, capsys):
+    def with_wrapper(*task):
+        env = script.make_env(*task)
+        env.env = gym.wrappers.NormalizeObservation(env.env)
+        return env
+
+    trained(script, make_env=with_wrapper)
+    assert capsys.readouterr().err.count("--norm-obs") == 1
+    trained(script)
+    assert capsys.readouterr().err == ""
+
+
 def test_the_reward_is_scaled_once_after_nullification(monkeypatch):
     seen, gae = [], scpo.gae
     monkeypatch.setattr(scpo, "gae", lambda rewards, *rest: (seen.append(rewards.copy()), gae(rewards, *rest))[1])
