@@ -456,13 +456,13 @@ def train(args, checkpoint=None, make_env=make_env):
             current_obs = np.stack([obs for obs, _ in [env.reset(seed=int(rng.integers(2**31))) for env in envs]])
             current_safe = np.ones(args.num_envs)
         start_time, episodes = time.monotonic(), []
-        policy, sampled_from = numpy_policy(agent), agent.state_dict()
+        policy, sampled_from = numpy_policy(agent), {name: x.clone() for name, x in agent.state_dict().items()}
         noise = agent.sample_noise(rng, *shape)
         for t in range(args.num_steps):
             obs[t], safe[t] = current_obs, current_safe
             actions[t] = policy(obs[t], noise[t])
             results = [env.step(action) for env, action in zip(envs, agent.to_env(actions[t]))]
-            for i, (env, result) in enumerate(zip(envs, results)):
+            for i, (env, result) in enumerate(zip(envs, results)):  # --num-workers: unpacking waits, asking doesn't
                 next_obs[t, i], rewards[t, i], terminated, truncated, info = result
                 costs[t, i], next_safe[t, i] = info["cost"], info["safe"]
                 terminations[t, i], dones[t, i] = terminated, terminated or truncated

@@ -497,7 +497,7 @@ def train(args, checkpoint=None, make_env=make_env):
             obs[t] = current_obs
             actions[t] = policy(obs[t], noise[t])
             results = [env.step(action) for env, action in zip(envs, agent.to_env(actions[t]))]
-            for i, (env, result) in enumerate(zip(envs, results)):
+            for i, (env, result) in enumerate(zip(envs, results)):  # --num-workers: unpacking waits, asking doesn't
                 next_obs[t, i], rewards[t, i], terminated, truncated, info = result
                 costs[t, i] = info["cost"]
                 terminations[t, i], dones[t, i] = terminated, terminated or truncated

@@ -362,6 +362,17 @@ def test_a_wrapper_that_normalises_and_is_not_saved_is_named(script, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("script", [scpo, scpo_discrete])
+def test_sampled_from_is_the_policy_that_played_with_its_own_normaliser(script):
+    env_id = "toy_env:Toy-v0" if script is scpo else "toy_env:ToyChoice-v0"
+    size = dict(num_envs=2, num_steps=64, minibatch_size=32, compile=False, cost_limit=3, total_timesteps=384)
+    before = None
+    for progress in script.train(script.Args(env_id=env_id, norm_obs=True, **size)):
+        for name, x in (before or {}).items():
+            assert torch.equal(progress["sampled_from"][name], x), name
+        before = {name: x.clone() for name, x in progress["checkpoint"]["agent"].items()}
+
+
 def test_the_reward_is_scaled_once_after_nullification(monkeypatch):
     seen, gae = [], scpo.gae
     monkeypatch.setattr(scpo, "gae", lambda rewards, *rest: (seen.append(rewards.copy()), gae(rewards, *rest))[1])
