@@ -58,7 +58,7 @@ DELTA = 0.1  # the paper's Delta: in the state, the share of the limit spent sto
 @dataclass
 class Args:
     env_id: str = "CartSafe-v0"  # Gymnasium id of the task; `module:id` imports the module first
-    fast: bool = False  # the paper's return in fewer steps: settings of our own (docs/fast-settings.md)
+    fast: bool = False  # settings of our own for a fifth of the paper's steps (docs/fast-settings.md)
     seed: int = 1  # of everything: weights, actions, minibatches, environments
     total_timesteps: int = 500 * T  # environment steps, rounded down to whole iterations
     num_envs: int = 16  # environments stepped side by side
