@@ -1,19 +1,18 @@
 """Searches the settings of `--fast` for a task with Optuna: TPE proposes, successive halving ends poor trials early.
 
 `python -m reproduce.search TASK --trials N` goes on with the task's journal in results/search/ until it holds N trials,
-also after an interruption. Several processes may work on one journal. Each trial is one training run, by default with
-seed 101 and a tenth of the published steps. Seeds 1 to 4 are for the figures and refused. At its end it writes the
-trials of all journals to results/search.csv.
+also after an interruption. Several processes may work on one journal. Each trial is one training run a seed, by default
+with seed 101 alone and a tenth of the published steps. Seeds 1 to 4 are for the figures and refused. At its end it
+writes the trials of all journals to results/search.csv. With --try it makes one trial of given values instead.
 
 A trial's score is the share of the published return that the last tenth of its iterations reaches, less two terms, each
 at most 1. The first is half the share by which the mean cost of these iterations exceeds what is allowed: the published
 cost or a third of the limit, whichever is larger. The second is twice the share of iterations in the second half whose
-mean cost is over the limit.
+mean cost is over the limit. With several seeds the score is the mean of theirs.
 """
 
 import argparse
 import importlib
-import itertools
 import time
 from functools import partial
 
@@ -23,7 +22,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from reproduce import curves
+from reproduce import curves, field
 from reproduce.curves import RESULTS, TASKS, last_tenth
 
 FOLDER = RESULTS / "search"
@@ -38,6 +37,8 @@ SPACE = dict(  # the first value of each is the paper's
     safety_lambdas=["0 1", "1", "0.95", "0"],
     log_std_init=[0.0, -0.5, -1.0],
     norm_obs=[False, True],
+    num_envs=[16, 8, 32, 64],
+    schedule=["none", "k", "beta", "limit"],  # in the first half of a run k or beta rises from 0, or the limit falls
 )
 EXPECTED = {  # by hand, from earlier trials: where the search begins
     "SafetyBallCircle-v0": [dict(num_steps=512, learning_rate=6e-4, reward_scale=0.02, log_std_init=0.0)],
@@ -52,23 +53,69 @@ def script_of(task):
     return importlib.import_module("scpo_discrete" if task == "CartSafe-v0" else "scpo_continuous")
 
 
-def iterations(args):
-    """Trains in this process; yields mean return, mean cost and share of safe episodes of each iteration."""
-    for progress in itertools.islice(script_of(args.env_id).train(args), 1, None):
+def goal(task):
+    """Returns return and cost of the best published algorithm within the limit, the limit, and the published steps."""
+    if task in TASKS:
+        published = curves.load_published()
+        target, cost = (last_tenth(published[task, "SCPO", name][1]) for name in ("return", "cost"))
+        return target, cost, TASKS[task].cost_limit, TASKS[task].iterations * T
+    _, published = field.load(RESULTS / "field")
+    within = [x for x in published if x["task"] == task and float(x["cost_mean"]) <= field.COST_LIMIT]
+    best = max(within, key=lambda final: float(final["return_mean"]))
+    return float(best["return_mean"]), float(best["cost_mean"]), field.COST_LIMIT, 10**7
+
+
+def iterations(args, schedule="none"):
+    """Trains in this process; yields mean return, mean cost and share of safe episodes of each iteration.
+
+    schedule: "k" or "beta" lets it rise from 0 to its value over the first half of the run. "limit" lets the cost limit
+    fall from 1 a step to its value, by the same factor each time.
+    """
+    script, envs = script_of(args.env_id), []
+    length = args.total_timesteps // (args.num_envs * args.num_steps)
+    final = getattr(args, schedule, None)
+
+    def make_env(*task):
+        envs.append(script.make_env(*task))
+        return envs[-1]
+
+    for iteration, progress in enumerate(script.train(args, make_env=make_env)):
+        share = min(2 * (iteration + 1) / length, 1)  # for the iteration that comes next
+        if final is not None:
+            setattr(args, schedule, final * share)
+        if schedule == "limit":
+            for env in envs:
+                env.cost_limit = args.cost_limit**share * env.spec.max_episode_steps ** (1 - share)
+        if not iteration:
+            continue  # nothing has been trained yet
         episodes = progress["episodes"] or [{"return": np.nan, "cost": np.nan, "safe": np.nan}]
-        yield [np.mean([episode[name] for episode in episodes]) for name in ("return", "cost", "safe")]
+        safe = [episode["cost"] <= args.cost_limit * (1 + 1e-9) for episode in episodes]
+        yield [
+            np.mean([episode["return"] for episode in episodes]),
+            np.mean([episode["cost"] for episode in episodes]),
+            np.mean(safe),
+        ]
 
 
-def suggest(trial, task):
-    """Returns a trial's values: what SPACE and EXPECTED name."""
+def defaults(task):
+    """Returns the settings that a trial begins with: the paper's, or those of any other task."""
+    settings = script_of(task).TASK_SETTINGS
+    if task in field.TASKS:
+        return dict(settings["any other task"], env_id=field.TASKS[task], cost_limit=field.COST_LIMIT)
+    return dict(settings[task], env_id=task)
+
+
+def suggest(trial, task, given):
+    """Returns a trial's values: what SPACE and EXPECTED name, and what else is given."""
     space = dict(SPACE)
     if task == "CartSafe-v0":
         del space["log_std_init"]  # its actions are choices
     values = {name: trial.suggest_categorical(name, choices) for name, choices in space.items()}
     values["learning_rate"] = trial.suggest_float("learning_rate", 2e-4, 4e-3, log=True)
     values["reward_scale"] = trial.suggest_float("reward_scale", 0.003, 1, log=True)
-    values["ent_coef"] = trial.suggest_categorical("ent_coef", [script_of(task).TASK_SETTINGS[task]["ent_coef"], 0.0])
-    return dict(values, safety_lambdas=tuple(map(float, values["safety_lambdas"].split())))
+    values["ent_coef"] = trial.suggest_categorical("ent_coef", [defaults(task)["ent_coef"], 0.0])
+    others = {name: trial.suggest_float(name, value, value) for name, value in given.items() if name not in values}
+    return dict(values, **others, safety_lambdas=tuple(map(float, values["safety_lambdas"].split())))
 
 
 def score(returns, costs, target, allowed, limit, at_the_end):
@@ -79,33 +126,39 @@ def score(returns, costs, target, allowed, limit, at_the_end):
     return float(result)
 
 
-def objective(trial, task, seed, steps):
-    published, limit = curves.load_published(), TASKS[task].cost_limit
-    target, cost = (last_tenth(published[task, "SCPO", name][1]) for name in ("return", "cost"))
-    script, start = script_of(task), time.monotonic()
-    settings = dict(script.TASK_SETTINGS[task], anneal_lr=True, **suggest(trial, task))
-    args = script.Args(**dict(settings, env_id=task, seed=seed, total_timesteps=steps))
-    num_iterations = args.total_timesteps // (args.num_envs * args.num_steps)
-    trial.set_user_attr("steps", steps)
-    trial.set_user_attr("seed", seed)
-    rows = []
-    for row in iterations(args):
-        rows.append(row)
-        returns, costs, _ = np.array(rows).T
-        at_the_end = len(rows) == num_iterations
-        quarter, rest = divmod(4 * len(rows), num_iterations)
-        if rest >= 4 and not at_the_end:
-            continue
-        so_far = score(returns, costs, target, max(cost, limit / 3), limit, at_the_end)
-        told = {"return": round(last_tenth(returns), 3), "cost": round(last_tenth(costs), 3)}
-        told["seconds"] = round(time.monotonic() - start)
-        for name, value in told.items():
-            trial.set_user_attr(name, value)
-        if not at_the_end:
-            trial.report(so_far, quarter)
-            if trial.should_prune():
-                raise optuna.TrialPruned()
-    return so_far
+def objective(trial, task, seeds, steps, given):
+    target, cost, limit, _ = goal(task)
+    start, values = time.monotonic(), suggest(trial, task, given)
+    schedule = values.pop("schedule")
+    settings = {**defaults(task), "anneal_lr": True, **values}
+    scores, told = [], {"return": [], "cost": [], "safe": []}
+    for seed in seeds:
+        args = script_of(task).Args(**dict(settings, seed=seed, total_timesteps=steps))
+        num_iterations = args.total_timesteps // (args.num_envs * args.num_steps)
+        trial.set_user_attr("steps", steps)
+        trial.set_user_attr("seed", " ".join(map(str, seeds)))
+        rows = []
+        for row in iterations(args, schedule):
+            rows.append(row)
+            returns, costs, safe = np.array(rows).T
+            at_the_end = len(rows) == num_iterations
+            quarter, rest = divmod(4 * len(rows), num_iterations)
+            if rest >= 4 and not at_the_end:
+                continue
+            so_far = score(returns, costs, target, max(cost, limit / 3), limit, at_the_end)
+            now = {"return": last_tenth(returns), "cost": last_tenth(costs), "safe": last_tenth(safe)}
+            now = {name: round(float(value), 3) for name, value in now.items()}
+            for name, value in now.items():
+                trial.set_user_attr(name, " ".join(map(str, [*told[name], value])))
+            trial.set_user_attr("seconds", round(time.monotonic() - start))
+            if not at_the_end:
+                trial.report(np.mean([*scores, so_far]), 4 * len(scores) + quarter)
+                if trial.should_prune():
+                    raise optuna.TrialPruned()
+        scores.append(so_far)
+        for name, value in now.items():
+            told[name].append(value)
+    return float(np.mean(scores))
 
 
 def study_of(task):
@@ -122,6 +175,8 @@ def write_trials():
     rows = []
     for path in sorted(FOLDER.glob("*.journal")):
         for trial in study_of(path.stem).get_trials(states=FINISHED):
+            if not trial.params:
+                continue  # ended before it began
             scores = [*trial.intermediate_values.values(), trial.value]
             value = next((score for score in reversed(scores) if score is not None), None)
             told = {"task": path.stem, "trial": trial.number, "state": trial.state.name.lower(), "score": value}
@@ -149,26 +204,51 @@ def changes_one_by_one(task, seed):
         curves.write_rows(path, [*curves.rows_of(path), row])
 
 
+def value_of(text):
+    """Returns ("num_steps", 512) for "num_steps=512"."""
+    name, _, value = text.partition("=")
+    kind = type(SPACE[name][-1]) if name in SPACE else float
+    try:
+        value = value == "True" if kind is bool else kind(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} must be a flag's name, = and a number") from None
+    if value not in SPACE.get(name, [value]):
+        raise argparse.ArgumentTypeError(f"{text} must be one of {', '.join(map(str, SPACE[name]))}")
+    return name, value
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="reproduce.search", description=__doc__.split("\n\n")[0])
     parser.error = lambda message: curves.fail("reproduce.search", message.replace("argument ", ""))
-    parser.add_argument("task", choices=TASKS)
-    parser.add_argument("--trials", type=int, default=40, help="that the task's journal holds in the end")
-    parser.add_argument("--seed", type=int, default=101, help="of the runs, 101 or more")
-    parser.add_argument("--steps", type=int, help="of a trial (default: a tenth of the published runs)")
-    parser.add_argument("--changes", action="store_true", help="instead: what each change of --fast does alone")
+    add = parser.add_argument
+    add("task", choices=[*TASKS, *field.TASKS])
+    add("--trials", type=int, default=40, help="that the task's journal holds in the end")
+    add("--seeds", type=int, nargs="+", default=[101], help="of a trial's runs, 101 or more")
+    add("--steps", type=int, help="of a run (default: a tenth of the published ones)")
+    told = "instead: one trial with these values; others are the paper's, the learning rate is annealed"
+    add("--try", dest="given", type=value_of, nargs="+", metavar="NAME=VALUE", default=[], help=told)
+    add("--changes", action="store_true", help="instead: what each change of --fast does alone")
     args = parser.parse_args(argv)
-    if args.seed < 101:
-        curves.fail("reproduce.search", f"--seed is {args.seed}, but must be 101 or more; lower ones make the figures")
+    if min(args.seeds) < 101:
+        least = f"--seeds has {min(args.seeds)}, but must be 101 or more; lower ones make the figures"
+        curves.fail("reproduce.search", least)
     if args.changes:
-        return changes_one_by_one(args.task, args.seed)
-    study = study_of(args.task)
+        return changes_one_by_one(args.task, args.seeds[0])
+    study, given = study_of(args.task), dict(args.given)
+    steps = args.steps or goal(args.task)[-1] // 10
+    make = partial(objective, task=args.task, seeds=args.seeds, steps=steps, given=given)
+    paper = {name: choices[0] for name, choices in SPACE.items()}
+    if given:
+        paper.update(learning_rate=2e-4, reward_scale=1, ent_coef=defaults(args.task)["ent_coef"])
+        study.sampler = optuna.samplers.PartialFixedSampler({**paper, **given}, study.sampler)
+        study.pruner = optuna.pruners.NopPruner()
+        study.optimize(make, 1)
+        return write_trials()
     if not study.trials:
-        for values in EXPECTED[args.task]:
-            study.enqueue_trial({**{name: choices[0] for name, choices in SPACE.items()}, **values})
-    steps = args.steps or TASKS[args.task].iterations * T // 10
+        for values in EXPECTED.get(args.task, []):
+            study.enqueue_trial({**paper, **values})
     while len(study.get_trials(states=FINISHED)) < args.trials:
-        study.optimize(partial(objective, task=args.task, seed=args.seed, steps=steps), 1, catch=FloatingPointError)
+        study.optimize(make, 1, catch=FloatingPointError)
     write_trials()
 
 

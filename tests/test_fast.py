@@ -42,7 +42,7 @@ def trainings(monkeypatch):
     """Replaces training: the return grows to 500 learning rates, at no cost. Returns the list of what was trained."""
     made = []
 
-    def iterations(args):
+    def iterations(args, schedule="none"):
         made.append(args)
         num_iterations = args.total_timesteps // (args.num_envs * args.num_steps)
         return ([5e5 * args.learning_rate * (i + 1) / num_iterations, 0.0, 1.0] for i in range(num_iterations))
@@ -55,7 +55,7 @@ def test_a_search_goes_on_ends_poor_trials_and_tells_all(tmp_path, monkeypatch):
     made = trainings(monkeypatch)
     monkeypatch.setattr(search, "FOLDER", tmp_path / "search")
     for trials in (6, 12, 12):
-        search.main([RUN, "--trials", str(trials), "--seed", "107"])
+        search.main([RUN, "--trials", str(trials), "--seeds", "107"])
         assert len(made) == trials
     with open(tmp_path / "search.csv") as file:
         rows = list(csv.DictReader(file))
@@ -71,8 +71,59 @@ def test_a_search_goes_on_ends_poor_trials_and_tells_all(tmp_path, monkeypatch):
 
 def test_the_seeds_of_the_figures_are_refused(capsys):
     with pytest.raises(SystemExit) as stop:
-        search.main([RUN, "--seed", "4"])
-    assert stop.value.code == 2 and "--seed is 4, but must be 101 or more" in capsys.readouterr().err
+        search.main([RUN, "--seeds", "101", "4"])
+    assert stop.value.code == 2 and "--seeds has 4, but must be 101 or more" in capsys.readouterr().err
+
+
+def test_one_trial_of_given_values(tmp_path, monkeypatch):
+    made = trainings(monkeypatch)
+    monkeypatch.setattr(search, "FOLDER", tmp_path / "search")
+    values = ["num_steps=512", "learning_rate=1e-3", "safety_lambdas=1", "norm_obs=True", "vf_coef=0.01"]
+    search.main([RUN, "--seeds", "101", "102", "--steps", "65536", "--try", *values])
+    assert [args.seed for args in made] == [101, 102]
+    for args in made:
+        said = args.num_steps, args.learning_rate, args.safety_lambdas, args.norm_obs, args.vf_coef, args.anneal_lr
+        assert said == (512, 1e-3, (1.0,), True, 0.01, True)
+        assert args.total_timesteps == 65536 and args.minibatch_size == 64 and args.ent_coef == 0.005  # the paper's
+    (row,) = curves.rows_of(tmp_path / "search.csv")
+    assert row["seed"] == "101 102" and row["state"] == "complete" and row["vf_coef"] == "0.01"
+    assert [float(x) for x in row["return"].split()] == [500.0, 500.0]  # one number a seed
+
+
+@pytest.mark.parametrize("value", ["num_steps", "num_steps=513", "learning_rate=fast", "schedule=gamma"])
+def test_a_wrong_value_of_a_trial_is_refused(value, capsys):
+    with pytest.raises(SystemExit) as stop:
+        search.main([RUN, "--try", value])
+    assert stop.value.code == 2 and f"--try: {value} must be" in capsys.readouterr().err
+
+
+def test_goals_are_the_best_published_within_the_limit():
+    assert search.goal("SafetyHopperVelocity-v1") == (1716.08, 7.48, 25, 10**7)  # CUP; CPO has 1714 at 13.4
+    target, cost, limit, steps = search.goal(RUN)
+    assert (round(target), round(cost, 1), limit, steps) == (578, 2.5, 25, 100 * 32768)
+
+
+def test_schedules(monkeypatch):
+    seen = []
+
+    def train(args, make_env):
+        env = make_env("CartSafe-v0", 1, True)
+        yield {}
+        for _ in range(8):
+            seen.append((args.k, args.beta, env.cost_limit))
+            yield {"episodes": [{"return": 1, "cost": cost, "safe": 1} for cost in (0, 1, 2)]}
+
+    monkeypatch.setattr(scpo_discrete, "train", train)
+    for schedule in ("none", "k", "beta", "limit"):
+        args = scpo_discrete.Args(k=4, beta=2, cost_limit=1, total_timesteps=8 * 64, num_envs=1, num_steps=64)
+        monkeypatch.setattr(search, "script_of", lambda task: scpo_discrete)
+        rows = list(search.iterations(args, schedule))
+        assert rows == [pytest.approx([1, 1, 2 / 3])] * 8  # safe by the limit of the end
+    plain, k, beta, limit = (seen[8 * i : 8 * i + 8] for i in range(4))
+    rise, hold = [0.25, 0.5, 0.75, 1], [1] * 4
+    assert plain == [(4, 2, 1)] * 8
+    assert k == [(4 * x, 2, 1) for x in rise + hold] and beta == [(4, 2 * x, 1) for x in rise + hold]
+    assert [x[2] for x in limit] == pytest.approx([300**0.75, 300**0.5, 300**0.25, 1] + hold)
 
 
 def test_changes_are_made_one_by_one_and_only_once(tmp_path, monkeypatch):
