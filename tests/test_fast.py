@@ -42,7 +42,7 @@ def trainings(monkeypatch):
     """Replaces training: the return grows to 500 learning rates, at no cost. Returns the list of what was trained."""
     made = []
 
-    def iterations(args, schedule="none"):
+    def iterations(args, schedule="none", hold=None):
         made.append(args)
         num_iterations = args.total_timesteps // (args.num_envs * args.num_steps)
         return ([5e5 * args.learning_rate * (i + 1) / num_iterations, 0.0, 1.0] for i in range(num_iterations))
