@@ -139,7 +139,7 @@ def objective(trial, task, seeds, steps, given):
     start, values = time.monotonic(), suggest(trial, task, given)
     schedule, hold = values.pop("schedule"), values.pop("hold", None)
     settings = {**defaults(task), "anneal_lr": True, **values}
-    scores, told = [], {"return": [], "cost": [], "safe": []}
+    scores, told = [], {"return": [], "cost": [], "safe": [], "late": []}
     for seed in seeds:
         args = script_of(task).Args(**dict(settings, seed=seed, total_timesteps=steps))
         num_iterations = args.total_timesteps // (args.num_envs * args.num_steps)
@@ -155,6 +155,7 @@ def objective(trial, task, seeds, steps, given):
                 continue
             so_far = score(returns, costs, target, max(cost, limit / 3), limit, at_the_end)
             now = {"return": last_tenth(returns), "cost": last_tenth(costs), "safe": last_tenth(safe)}
+            now["late"] = (costs[num_iterations // 2 :] > limit).sum()  # iterations of the second half over the limit
             now = {name: round(float(value), 3) for name, value in now.items()}
             for name, value in now.items():
                 trial.set_user_attr(name, " ".join(map(str, [*told[name], value])))
