@@ -15,6 +15,9 @@ FINALS += "over the limit late"
 PAID = "task, algorithm, target, million steps, minutes, cost paid, seeds"
 SB3 = "SB3 PPO on the package's task"
 CHANGES = "task, seed, changes, return, cost, safe, iterations over the limit"
+TRIALS = "task, seeds, beside annealing, return, cost, safe, over the limit late"
+PAPER = dict(num_steps=2048, minibatch_size=64, update_epochs=5, gamma=0.99, gae_lambda=0.95, safety_lambdas="0 1")
+PAPER.update(norm_obs=False, learning_rate=2e-4, reward_scale=1, num_envs=16, schedule="none", log_std_init=0)
 LOOKS = {"SCPO": ("paper's settings", "#0072B2"), "fast": ("--fast", "#D55E00")}
 
 
@@ -80,6 +83,39 @@ def paid(groups, published, speeds):
     return rows
 
 
+def trials(rows, results):
+    """Returns a dict for each complete trial of a fifth of the published steps, after the paper's settings there.
+
+    rows: of results/search.csv. A trial's settings are told where they differ from PAPER. Those that no trial varies on
+    purpose (ent_coef, beta) are told where they are given.
+    """
+    found = []
+    for task, (_, length) in TASKS.items():
+        runs, fifth = curves.load(results, task, "SCPO", length)[0], length // 5
+        if runs:
+            row = {"task": task, "seeds": " ".join(f"{seed:.0f}" for seed in runs["seed"])}
+            row["beside annealing"] = "the paper's settings, not annealed"
+            names = {"return": "episodic_return", "cost": "episodic_cost", "safe": "safe_episode_rate"}
+            for name, column in names.items():
+                row[name] = with_range(last_tenth(runs[column][:, :fifth]))
+            late = runs["episodic_cost"][:, fifth // 2 : fifth] > TASKS[task].cost_limit
+            found.append({**row, "over the limit late": f"{late.sum()} of {late.size} iterations"})
+        for trial in rows:
+            if (trial["task"], trial["state"]) != (task, "complete") or int(trial["steps"]) != fifth * 32768:
+                continue
+            told = [f"{name} {x}" for name, x in trial.items() if name in PAPER and x not in ("", str(PAPER[name]))]
+            told += [f"{name} {trial[name]}" for name in ("beta", "ent_coef") if trial.get(name)]
+            row = {"task": task, "seeds": trial["seed"], "beside annealing": ", ".join(told)}
+            for name in ("return", "cost", "safe"):
+                row[name] = with_range(np.array(trial[name].split(), float)) if trial[name] else None
+            if trial["late"]:  # the first trials didn't count them
+                counts = np.array(trial["late"].split(), float)
+                half = int(trial["steps"]) / int(trial["num_steps"]) / int(trial["num_envs"]) / 2
+                row["over the limit late"] = f"{counts.sum():.0f} of {half * len(counts):.0f} iterations"
+            found.append(row)
+    return found
+
+
 def draw(path, groups, published):
     """Return and cost against steps, on a log axis: the paper's settings, --fast, and the published curve dashed."""
     tasks = [task for task, labels in groups.items() if "fast" in labels]
@@ -124,4 +160,5 @@ def make(results, published):
         "fast: one by one": table(CHANGES, changes),
         "fast: the last tenth": table(FINALS, finals(fast, published)),
         "fast: the way there": table(PAID, paid(fast, published, speeds)),
+        "fast: trials": table(TRIALS, trials(rows_of(results / "search.csv"), results)),
     }

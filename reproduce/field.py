@@ -29,6 +29,7 @@ SETTINGS = {  # what differs from the scripts' defaults
     "CPO": dict(num_envs=8, num_steps=1000),
 }  # fmt: skip
 THEIRS = {"TRPOLag": "TRPO-L", "CPO": "CPO"}  # OmniSafe's names of these
+TRIALS = "task, seed, million steps, k, beta, safety_gamma, limit, return, cost, safe"
 UNCONSTRAINED = ("Policy Gradient", "Natural PG", "TRPO", "PPO")
 
 
@@ -68,10 +69,25 @@ def published_table(published):
     return table(", ".join(["algorithm", *TASKS]), cells.values())
 
 
+def trials(rows):
+    """Returns a dict for each complete trial on the field's tasks. rows: of results/search.csv."""
+    names = "task seed k beta safety_gamma return cost safe".split()
+    found = []
+    for row in rows:
+        if row["task"] in TASKS and row["state"] == "complete":
+            number = {name: row[name] if name in ("task", "seed") else float(row[name]) for name in names}
+            limit = {"none": "25", "limit": "falls to 25 over half of the run"}[row["schedule"]]
+            limit = f"1,000, after {float(row['hold']):.0%} of the run as the cost" if row["hold"] else limit
+            found.append({**number, "million steps": float(row["steps"]) / 1e6, "limit": limit})
+    return found
+
+
 def make(results):
     """Draws results/field/field.png and returns the tables' lines by name."""
     runs, published = load(results)
     blocks = {"published on Safety-Gymnasium": published_table(published)} if published else {}
+    if results.resolve() == RESULTS / "field":
+        blocks["trials on Safety-Gymnasium"] = table(TRIALS, trials(curves.rows_of(RESULTS / "search.csv")))
     if runs:
         beside.draw(results / "field", runs, [x for x in published if x["algorithm"] not in UNCONSTRAINED])
         figure = "![Return, cost and share of safe episodes](../results/field/field.png)"
