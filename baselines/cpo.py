@@ -105,16 +105,11 @@ class SafetyState(gym.Wrapper):
 
     def __init__(self, env, cost_limit, augment_state=True):
         super().__init__(env)
+        self.cost_limit, self.augment_state = cost_limit, augment_state
         space = env.observation_space
         self.is_flat = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
-        self.cost_limit, self.augment_state = cost_limit, augment_state
-        flat_space = gym.spaces.utils.flatten_space(space)
-        if not isinstance(flat_space, gym.spaces.Box):
-            raise ValueError(f"observations of type {type(space).__name__} can't be flattened to a vector")
-        low, high = flat_space.low, flat_space.high
-        if augment_state:
-            low, high = np.append(low, 0), np.append(high, 1 + DELTA)
-        self.observation_space = gym.spaces.Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
+        size = gym.spaces.utils.flatdim(space) + augment_state
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), dtype=np.float32)
 
     def augmented(self, obs):
         if not self.is_flat:
@@ -578,10 +573,9 @@ if __name__ == "__main__":
     try:
         from scpo_run import run  # more flags, a folder for each run, checkpoints, --resume, signals
     except ImportError:  # this file alone: it trains, prints and logs to TensorBoard
+        from torch.utils.tensorboard import SummaryWriter
 
         def run(train, Args, task_settings):
-            from torch.utils.tensorboard import SummaryWriter
-
             args = tyro.cli(Args)
             settings = task_settings.get(args.env_id, task_settings["any other task"])
             args = tyro.cli(Args, default=Args(**dict(settings, env_id=args.env_id)))
