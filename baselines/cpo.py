@@ -13,6 +13,7 @@ step lowers the cost alone. Read the functions under "The mathematics", then `tr
 docs/baselines.md lists the mistakes of public versions that this one avoids, and where it departs from the paper.
 """
 
+import contextlib
 import json
 import math
 import random
@@ -27,10 +28,8 @@ import tyro
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-try:
+with contextlib.suppress(ImportError):
     import scpo_envs  # noqa: F401  registers the paper's tasks; any other Gymnasium task works without it
-except ImportError:
-    pass
 
 # What differs by task. Limits and lengths are the SCPO paper's, the rest was chosen by trials (docs/baselines.md)
 T = 32000  # steps an iteration
@@ -104,16 +103,14 @@ class SafetyState(gym.Wrapper):
     """
 
     def __init__(self, env, cost_limit, augment_state=True):
+        if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
+            env = gym.wrappers.FlattenObservation(env)
         super().__init__(env)
         self.cost_limit, self.augment_state = cost_limit, augment_state
-        space = env.observation_space
-        self.is_flat = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
-        size = gym.spaces.utils.flatdim(space) + augment_state
+        size = gym.spaces.utils.flatdim(env.observation_space) + augment_state
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), dtype=np.float32)
 
     def augmented(self, obs):
-        if not self.is_flat:
-            obs = gym.spaces.utils.flatten(self.env.observation_space, obs)
         state = np.empty(self.observation_space.shape, dtype=np.float32)
         state[: len(obs)] = obs
         if self.augment_state:
