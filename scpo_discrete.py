@@ -267,8 +267,8 @@ def safety_q(safe, next_safety_values, dones, safety_gamma, lam):
 
         Q_t = (1 - lambda) V(s_{t+1}) + lambda [(1 - gamma) f(s_{t+1}) + gamma Q_{t+1}]
 
-    and Q_t = V(s_{t+1}) where an episode ends. safe: f(s_t). next_safety_values: V^c(s_{t+1}). lam: 0 is the one-step
-    estimate, 1 is Monte Carlo; between them it is the geometric average of the paper's n-step estimates.
+    and Q_t = V(s_{t+1}) where an episode ends. safe: f(s_t), 1 within the limit. next_safety_values: V^c(s_{t+1}).
+    lam: 0 is the one-step estimate, 1 is Monte Carlo; between them it averages the paper's n-step ones geometrically.
     """
     q = np.empty_like(next_safety_values)
     bracket = next_safety_values[-1]  # the one of Q_t above; after the rollout only the critic's estimate is left
