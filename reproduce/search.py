@@ -65,11 +65,12 @@ def goal(task):
     return float(best["return_mean"]), float(best["cost_mean"]), field.COST_LIMIT, 10**7
 
 
-def iterations(args, schedule="none"):
+def iterations(args, schedule="none", hold=None):
     """Trains in this process; yields mean return, mean cost and share of safe episodes of each iteration.
 
     schedule: "k" or "beta" lets it rise from 0 to its value over the first half of the run. "limit" lets the cost limit
-    fall from 1 a step to its value, by the same factor each time.
+    fall from 1 a step to its value, by the same factor each time. With `hold` it stays there for that share of the run.
+    Then it follows the cost down: each iteration it is 0.97 times the mean cost, if that is less than before.
     """
     script, envs = script_of(args.env_id), []
     length = args.total_timesteps // (args.num_envs * args.num_steps)
@@ -84,8 +85,15 @@ def iterations(args, schedule="none"):
         if final is not None:
             setattr(args, schedule, final * share)
         if schedule == "limit":
+            lenient = envs[0].spec.max_episode_steps
+            limit = args.cost_limit**share * lenient ** (1 - share)
+            if hold is not None:
+                costs = [episode["cost"] for episode in progress.get("episodes", [])]
+                limit = envs[0].cost_limit if iteration else lenient
+                if costs and iteration >= hold * length:
+                    limit = max(args.cost_limit, min(limit, 0.97 * np.mean(costs)))
             for env in envs:
-                env.cost_limit = args.cost_limit**share * env.spec.max_episode_steps ** (1 - share)
+                env.cost_limit = limit
         if not iteration:
             continue  # nothing has been trained yet
         episodes = progress["episodes"] or [{"return": np.nan, "cost": np.nan, "safe": np.nan}]
@@ -129,16 +137,16 @@ def score(returns, costs, target, allowed, limit, at_the_end):
 def objective(trial, task, seeds, steps, given):
     target, cost, limit, _ = goal(task)
     start, values = time.monotonic(), suggest(trial, task, given)
-    schedule = values.pop("schedule")
+    schedule, hold = values.pop("schedule"), values.pop("hold", None)
     settings = {**defaults(task), "anneal_lr": True, **values}
-    scores, told = [], {"return": [], "cost": [], "safe": []}
+    scores, told = [], {"return": [], "cost": [], "safe": [], "late": []}
     for seed in seeds:
         args = script_of(task).Args(**dict(settings, seed=seed, total_timesteps=steps))
         num_iterations = args.total_timesteps // (args.num_envs * args.num_steps)
         trial.set_user_attr("steps", steps)
         trial.set_user_attr("seed", " ".join(map(str, seeds)))
         rows = []
-        for row in iterations(args, schedule):
+        for row in iterations(args, schedule, hold):
             rows.append(row)
             returns, costs, safe = np.array(rows).T
             at_the_end = len(rows) == num_iterations
@@ -147,6 +155,7 @@ def objective(trial, task, seeds, steps, given):
                 continue
             so_far = score(returns, costs, target, max(cost, limit / 3), limit, at_the_end)
             now = {"return": last_tenth(returns), "cost": last_tenth(costs), "safe": last_tenth(safe)}
+            now["late"] = (costs[num_iterations // 2 :] > limit).sum()  # iterations of the second half over the limit
             now = {name: round(float(value), 3) for name, value in now.items()}
             for name, value in now.items():
                 trial.set_user_attr(name, " ".join(map(str, [*told[name], value])))

@@ -10,6 +10,7 @@ from test_plot import published_as, runs_of
 import scpo_continuous
 import scpo_discrete
 from reproduce import curves, fast, search
+from reproduce.speed import training_speed
 
 RUN = "SafetyBallRun-v0"
 
@@ -42,7 +43,7 @@ def trainings(monkeypatch):
     """Replaces training: the return grows to 500 learning rates, at no cost. Returns the list of what was trained."""
     made = []
 
-    def iterations(args, schedule="none"):
+    def iterations(args, schedule="none", hold=None):
         made.append(args)
         num_iterations = args.total_timesteps // (args.num_envs * args.num_steps)
         return ([5e5 * args.learning_rate * (i + 1) / num_iterations, 0.0, 1.0] for i in range(num_iterations))
@@ -177,3 +178,21 @@ def test_what_the_page_shows_is_in_the_committed_runs():
     assert len(blocks) == 3 and all(len(lines) > 3 for lines in blocks.values())
     for lines in blocks.values():
         assert "\n".join(lines) in page
+
+
+# The speeds -----------------------------------------------------------------------------------------------------------
+
+
+def test_speeds_that_were_not_measured_again_are_kept(tmp_path, monkeypatch, capsys):
+    speeds = {"scpo_continuous.py": [100, 90], "scpo_continuous.py --fast": [40, 50]}
+    monkeypatch.setattr(training_speed, "ours", lambda script, env_id, iterations: (speeds[script].pop(), 8.0))
+    path = tmp_path / "speed.csv"
+    columns = "task script steps_per_second ratio startup_seconds".split()
+    old = [(RUN, "peer, old", 7, 9.0, 0.0), (RUN, "scpo_continuous.py", 80, 1.0, 7.0)]
+    curves.write_rows(path, [dict(zip(columns, row)) for row in old])
+    argv = ["training_speed", "--tasks", "Run", "--csv", str(path), "--scripts", *speeds]
+    monkeypatch.setattr("sys.argv", argv)
+    training_speed.main()
+    rows = [tuple(row.values()) for row in curves.rows_of(path)]
+    assert rows[0] == (RUN, "peer, old", "7", "9", "0")
+    assert rows[1:] == [(RUN, "scpo_continuous.py", "100", "1.00", "8.0"), (RUN, [*speeds][1], "50", "2.00", "8.0")]

@@ -1,12 +1,12 @@
 """Steps a second of training, by turns in the same minutes, one thread each: our scripts beside each other and peers.
 
-    python -m reproduce.speed.training_speed [--scripts scpo_continuous.py baselines/cpo.py] [--tasks Circle Run]
+    python -m reproduce.speed.training_speed [--scripts scpo_continuous.py "scpo_continuous.py --fast"] [--tasks Circle]
         [--peer "NAME=PYTHON reproduce/speed/peer_sb3.py {env_id} {iterations}"] [--csv results/speed.csv]
 
 PEER is any command that trains on the task {env_id} for {iterations} iterations of 32,768 steps and whose last line has
 "sps N" in it; release/{env_id} is the package's own task. Our speed is read from progress.csv: the time from the first
 step to the last log line. Start-up, with the compilation, is printed beside it, since it is paid once a run.
-ratio: the first script's speed to this one's.
+ratio: the first script's speed to this one's. --csv replaces the rows of what was measured and keeps the others.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def ours(script, env_id, iterations):
     with tempfile.TemporaryDirectory() as runs_dir:
         start = time.perf_counter()
         flags = ["--env-id", env_id, "--total-timesteps", str(iterations * 32768), "--runs-dir", runs_dir]
-        run([sys.executable, script, *flags])
+        run([sys.executable, *script.split(), *flags])
         total = time.perf_counter() - start
         progress = curves.read(next(Path(runs_dir).glob("*/progress.csv")))
     seconds = progress["seconds"][-1]
@@ -50,8 +50,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--scripts", nargs="+", default=["scpo_continuous.py"])
     parser.add_argument("--peer", action="append", default=[], help="NAME=command with {env_id} and {iterations}")
-    tasks = ["Circle", "Run", "Gather", "Reach"]
-    parser.add_argument("--tasks", nargs="+", default=tasks, choices=tasks)
+    tasks = {task.replace("SafetyBall", "").split("-")[0]: task for task in curves.TASKS}
+    parser.add_argument("--tasks", nargs="+", default=list(tasks)[:4], choices=tasks)
     parser.add_argument("--iterations", type=int, default=5, help="ours; a peer makes 1 at a time")
     parser.add_argument("--rounds", type=int, default=2, help="turns; the best of each side counts")
     parser.add_argument("--csv", help="write the table there as well")
@@ -61,15 +61,19 @@ def main():
         ("iterations", args.iterations >= 2, "2 or more"),
         ("rounds", args.rounds >= 1, "1 or more"),
         ("peer", all("=" in peer for peer in args.peer), "NAME=command"),
-        ("scripts", all((curves.ROOT / script).is_file() for script in args.scripts), "files of this project"),
+        (
+            "scripts",
+            all((curves.ROOT / script.split()[0]).is_file() for script in args.scripts),
+            "files of this project",
+        ),
         ("csv", not args.csv or Path(args.csv).parent.is_dir(), "a file in a folder that is there"),
     ):
         if not is_allowed:
             curves.fail("training_speed", f"--{name} is {getattr(args, name)}, but must be {allowed}")
     peers = dict(peer.split("=", 1) for peer in args.peer)
-    lines = ["task,script,steps_per_second,ratio,startup_seconds"]
+    rows = {}
     print(f"{'task':24} {'script':32} {'steps/s':>8} {'ratio':>6} {'start-up':>9}")
-    for env_id in (f"SafetyBall{task}-v0" for task in args.tasks):
+    for env_id in (tasks[task] for task in args.tasks):
         turns = {name: [] for name in (*args.scripts, *peers)}
         for _ in range(args.rounds):
             for name, speeds in turns.items():
@@ -78,9 +82,13 @@ def main():
             best, startup = max(speed for speed, _ in speeds), min(startup for _, startup in speeds)
             ratio = max(speed for speed, _ in turns[args.scripts[0]]) / best
             print(f"{env_id:24} {name:32} {best:8.0f} {ratio:6.2f} {startup:8.1f}s", flush=True)
-            lines.append(f'{env_id},"{name}",{best:.0f},{ratio:.2f},{startup:.1f}')  # a peer's name may have a comma
+            said = (env_id, name, f"{best:.0f}", f"{ratio:.2f}", f"{startup:.1f}")
+            rows[env_id, name] = dict(zip(("task", "script", "steps_per_second", "ratio", "startup_seconds"), said))
     if args.csv:
-        Path(args.csv).write_text("\n".join(lines) + "\n")
+        kept = {(row["task"], row["script"]): row for row in curves.rows_of(Path(args.csv))}
+        curves.write_rows(
+            args.csv, sorted({**kept, **rows}.values(), key=lambda row: list(curves.TASKS).index(row["task"]))
+        )
 
 
 if __name__ == "__main__":
