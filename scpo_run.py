@@ -19,7 +19,6 @@ import io
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -96,8 +95,7 @@ def read_flags(Args, task_settings, script, argv=None):
         check(args, "total_timesteps", args.total_timesteps >= least, f"{least} or more, to go beyond what is done")
     check(args, "runs_dir", args.runs_dir, "the name of a folder")
     check(args, "exp_name", args.exp_name != "", "a name, or left out")
-    at_most = max(args.num_envs, 1)
-    check(args, "num_workers", 1 <= args.num_workers <= at_most, f"in [1, {at_most}], num-envs at most")
+    check(args, "num_workers", 1 <= args.num_workers <= max(args.num_envs, 1), f"in [1, {args.num_envs}], num-envs")
     check(args, "min_safe_rate", 0 <= args.min_safe_rate <= 1, "in [0, 1]")
     check(args, "iteration_timeout", 1 <= args.iteration_timeout <= 1e6, "in [1, 1e6] seconds")
     try:
@@ -186,16 +184,6 @@ def append_rows(path, rows):
             print(*cells, sep=",", file=file)
 
 
-def statistics(episodes):
-    """What there is to log about the episodes of an iteration; NaN where none ended."""
-    scalars = {}
-    for name in ("return", "cost", "length"):
-        values = [episode[name] for episode in episodes] or [np.nan]
-        scalars[f"charts/episodic_{name}"], scalars[f"charts/episodic_{name}_std"] = np.mean(values), np.std(values)
-    scalars["charts/safe_episode_rate"] = np.mean([episode["safe"] for episode in episodes] or [np.nan])
-    return scalars
-
-
 def summary(progress_csv, num_iterations):
     """The last tenth of the iterations in a line."""
     rows = np.atleast_1d(np.genfromtxt(progress_csv, delimiter=",", names=True))
@@ -215,19 +203,16 @@ def say(message, stream, end="\n"):
 
 
 def run(train, Args, task_settings, argv=None):
-    """Trains with the flags of the command line or of `argv`, logs and saves. Bad input gets one line and status 2.
-
-    SIGINT and SIGTERM let the iteration end, save, and end the process with status 130 and 143.
-    """
+    """Trains with the flags of the command line or of `argv`, logs and saves. Bad input gets one line and status 2."""
     script = Path(train.__code__.co_filename).resolve()
     for number in (signal.SIGINT, signal.SIGTERM):  # end the process while there is nothing to save
         signal.signal(number, signal.SIG_DFL)
     cache = os.path.abspath(os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir()))
     try:
         os.makedirs(cache, exist_ok=True)
-        if shlex.split(cache) != [cache]:
+        if re.search(r"[\s'\"\\]", cache):
             raise OSError(f"torch hands {cache} to the compiler without quotes")
-    except (OSError, ValueError) as error:  # torch makes this folder, and fails where it can't, compiling or not
+    except OSError as error:  # torch makes this folder, and fails where it can't, compiling or not
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(dir="/tmp")
         say(f"TORCHINDUCTOR_CACHE_DIR can't be used: {error}. A temporary folder takes its place", sys.stderr)
     try:
@@ -247,7 +232,7 @@ def run(train, Args, task_settings, argv=None):
         faulthandler.cancel_dump_traceback_later()
         say(f"{script.name}: {' '.join(str(error).split())[:500]}", sys.stderr)
         raise SystemExit(2) from None
-    stop = []
+    stop = []  # a signal lets the iteration end, saves, and ends the process with status 130 (SIGINT) or 143 (SIGTERM)
 
     def catch(number, frame):
         stop.append(number)
@@ -297,8 +282,13 @@ def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
             if not np.isfinite(value):
                 raise FloatingPointError(f"{name} is NaN or infinite in iteration {iteration}")
 
-        # Log
-        scalars = {**statistics(episodes), **progress["scalars"], "charts/SPS": int(global_step / seconds)}
+        # Log; NaN for the episodes of an iteration in which none ended
+        scalars = {}
+        for name in ("return", "cost", "length"):
+            values = [episode[name] for episode in episodes] or [np.nan]
+            scalars[f"charts/episodic_{name}"], scalars[f"charts/episodic_{name}_std"] = np.mean(values), np.std(values)
+        scalars["charts/safe_episode_rate"] = np.mean([episode["safe"] for episode in episodes] or [np.nan])
+        scalars = {**scalars, **progress["scalars"], "charts/SPS": int(global_step / seconds)}
         for name, value in scalars.items():
             writer.add_scalar(name, value, global_step)
         if args.track:

@@ -14,6 +14,7 @@ log only. Read the functions under "The mathematics", then `train`.
 docs/baselines.md lists the mistakes of public versions that this one avoids, and where it departs from the paper.
 """
 
+import contextlib
 import json
 import math
 import random
@@ -28,10 +29,8 @@ import tyro
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-try:
+with contextlib.suppress(ImportError):
     import scpo_envs  # noqa: F401  registers the paper's tasks; any other Gymnasium task works without it
-except ImportError:
-    pass
 
 # What differs by task. Limits and lengths are the SCPO paper's, the rest was chosen by trials (docs/baselines.md)
 T = 32000  # steps an iteration
@@ -105,21 +104,14 @@ class SafetyState(gym.Wrapper):
     """
 
     def __init__(self, env, cost_limit, augment_state=True):
+        if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
+            env = gym.wrappers.FlattenObservation(env)
         super().__init__(env)
-        space = env.observation_space
-        self.is_flat = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
         self.cost_limit, self.augment_state = cost_limit, augment_state
-        flat_space = gym.spaces.utils.flatten_space(space)
-        if not isinstance(flat_space, gym.spaces.Box):
-            raise ValueError(f"observations of type {type(space).__name__} can't be flattened to a vector")
-        low, high = flat_space.low, flat_space.high
-        if augment_state:
-            low, high = np.append(low, 0), np.append(high, 1 + DELTA)
-        self.observation_space = gym.spaces.Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
+        size = gym.spaces.utils.flatdim(env.observation_space) + augment_state
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), dtype=np.float32)
 
     def augmented(self, obs):
-        if not self.is_flat:
-            obs = gym.spaces.utils.flatten(self.env.observation_space, obs)
         state = np.empty(self.observation_space.shape, dtype=np.float32)
         state[: len(obs)] = obs
         if self.augment_state:
@@ -541,10 +533,9 @@ if __name__ == "__main__":
     try:
         from scpo_run import run  # more flags, a folder for each run, checkpoints, --resume, signals
     except ImportError:  # this file alone: it trains, prints and logs to TensorBoard
+        from torch.utils.tensorboard import SummaryWriter
 
         def run(train, Args, task_settings):
-            from torch.utils.tensorboard import SummaryWriter
-
             args = tyro.cli(Args)
             settings = task_settings.get(args.env_id, task_settings["any other task"])
             args = tyro.cli(Args, default=Args(**dict(settings, env_id=args.env_id)))

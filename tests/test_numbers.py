@@ -45,7 +45,7 @@ PUBLISHED = curves.load_published()
 TRIALS = table("scpo_trials.csv")
 BASELINE_TRIALS = table("baseline_trials.csv")
 SCPO, TRPO, CPO, KEEPER = scpo_continuous.Args(), trpo.Args(), cpo.Args(), scpo_run.RunArgs()
-FAST_RATE = scpo_continuous.FAST_SETTINGS[CIRCLE]["learning_rate"]
+FAST_RATE = scpo_continuous.FAST_SETTINGS["learning_rate"]
 UNKNOWN = scpo_continuous.TASK_SETTINGS["any other task"]
 BOX_SPEED = gym.spec("SafetyBallReachSlowBox-v0").kwargs["box_speed"]
 
