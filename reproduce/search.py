@@ -68,11 +68,13 @@ def goal(task):
 def iterations(args, schedule="none", hold=None):
     """Trains in this process; yields mean return, mean cost and share of safe episodes of each iteration.
 
+    An iteration in which no episode ends has the numbers of the one before.
+
     schedule: "k" or "beta" lets it rise from 0 to its value over the first half of the run. "limit" lets the cost limit
     fall from 1 a step to its value, by the same factor each time. With `hold` it stays there for that share of the run.
     Then it follows the cost down: each iteration it is 0.97 times the mean cost, if that is less than before.
     """
-    script, envs = script_of(args.env_id), []
+    script, envs, episodes = script_of(args.env_id), [], [{"return": np.nan, "cost": np.nan}]
     length = args.total_timesteps // (args.num_envs * args.num_steps)
     final = getattr(args, schedule, None)
 
@@ -96,13 +98,9 @@ def iterations(args, schedule="none", hold=None):
                 env.cost_limit = limit
         if not iteration:
             continue  # nothing has been trained yet
-        episodes = progress["episodes"] or [{"return": np.nan, "cost": np.nan, "safe": np.nan}]
+        episodes = progress["episodes"] or episodes  # of the iteration before, where none has ended
         safe = [episode["cost"] <= args.cost_limit * (1 + 1e-9) for episode in episodes]
-        yield [
-            np.mean([episode["return"] for episode in episodes]),
-            np.mean([episode["cost"] for episode in episodes]),
-            np.mean(safe),
-        ]
+        yield [*(np.mean([episode[name] for episode in episodes]) for name in ("return", "cost")), np.mean(safe)]
 
 
 def defaults(task):

@@ -110,9 +110,9 @@ def test_schedules(monkeypatch):
     def train(args, make_env):
         env = make_env("CartSafe-v0", 1, True)
         yield {}
-        for _ in range(8):
+        for i in range(8):
             seen.append((args.k, args.beta, env.cost_limit))
-            yield {"episodes": [{"return": 1, "cost": cost, "safe": 1} for cost in (0, 1, 2)]}
+            yield {"episodes": [] if i == 2 else [{"return": 1, "cost": cost, "safe": 1} for cost in (0, 1, 2)]}
 
     monkeypatch.setattr(scpo_discrete, "train", train)
     for schedule in ("none", "k", "beta", "limit"):
