@@ -78,6 +78,7 @@ class Args:
     reward_scale: float = 1  # factor of the reward after nullification: large returns drown the policy's gradient
     reward_bias: float = 1.5  # the paper's b, added to each reward to make it positive
     penalty: Literal["unsafe", "always"] = "unsafe"  # cost term: beta (1 - Q^k) c, or beta c whatever Q is
+    termination_cost: float = 0  # above 0 an episode that the task ends itself is unsafe; its last step costs this more
     safety_gamma: float = 0.995  # discount of V^c_gamma, the safety critic's target
     safety_lambdas: tuple[float, ...] = (0.0, 1.0)  # Q^c is the mean of these estimates: 0 one-step, 1 Monte Carlo
     norm_obs: bool = False  # normalise observations by their running mean and variance (the paper doesn't)
@@ -95,7 +96,7 @@ def check_args(args):
         ("num_envs update_epochs", "in [1, 1024]", lambda x: 1 <= x <= 1024),
         ("num_steps", "1 or more, with num-envs x num-steps at most 1e7", lambda x: x >= 1 and batch_size <= 1e7),
         ("learning_rate clip_coef max_grad_norm reward_scale target_kl", "in (0, 1e6]", lambda x: 0 < x <= 1e6),
-        ("vf_coef safety_vf_coef beta cost_limit", "in [0, 1e6]", lambda x: 0 <= x <= 1e6),
+        ("vf_coef safety_vf_coef beta cost_limit termination_cost", "in [0, 1e6]", lambda x: 0 <= x <= 1e6),
         ("seed save_every", "in [0, 2^31)", lambda x: 0 <= x < 2**31),
         ("k", "0 or more", lambda x: x >= 0),
         ("ent_coef reward_bias", "in [-1e6, 1e6]", lambda x: abs(x) <= 1e6),
@@ -409,9 +410,8 @@ def train(args, checkpoint=None, make_env=make_env):
         minibatch = tuple(torch.tensor(x, device=device) for x in minibatch)
         gradient_step = compiled(update, weights, adam, learning_rate, agent, minibatch, args)
 
-    first = 1
+    first = checkpoint["iteration"] + 1 if checkpoint else 1
     if checkpoint:
-        first = checkpoint["iteration"] + 1
         agent.load_state_dict(checkpoint["agent"])  # and with it `weights`
         adam = tuple(x.to(device) for x in checkpoint["adam"])
         torch.set_rng_state(checkpoint["torch_rng"])
@@ -447,6 +447,8 @@ def train(args, checkpoint=None, make_env=make_env):
         for name, array in (("an observation", next_obs), ("a reward", rewards), ("an action", actions)):
             if not np.isfinite(array).all():
                 raise FloatingPointError(f"{name} is NaN or infinite in iteration {iteration}")
+        costs += args.termination_cost * terminations  # where a fall ends an episode, falling keeps the limit for free
+        next_safe[(terminations == 1) & (args.termination_cost > 0)] = 0
 
         # Evaluate Q^c(s_t, a_t) (line 3)
         b_obs, b_next_obs = (agent.normalize(torch.as_tensor(x, device=device)) for x in (obs, next_obs))

@@ -349,6 +349,48 @@ def test_sampling_estimates_and_updates_see_the_same_normalised_observations(mon
     assert max(obs[..., :2].abs().max() for obs in seen[calls:]) < 10
 
 
+class Falls(gym.Wrapper):
+    """Every other episode ends itself at its fifth step, without a cost."""
+
+    def reset(self, **options):
+        self.episode, self.steps = getattr(self, "episode", 0) + 1, 0
+        return self.env.reset(**options)
+
+    def step(self, action):
+        obs, reward, _, truncated, info = self.env.step(action)
+        self.steps += 1
+        return obs, reward, self.episode % 2 == 1 and self.steps == 5, truncated, {**info, "cost": 0.0}
+
+
+@pytest.mark.parametrize("termination_cost", [0.0, 7.0])
+@pytest.mark.parametrize("script", [scpo, scpo_discrete])
+def test_an_end_of_the_tasks_own_making_is_unsafe_and_costs_where_asked_for(script, termination_cost, monkeypatch):
+    seen, nullify, safety_q = {}, script.nullify, script.safety_q
+    monkeypatch.setattr(script, "nullify", lambda *x: (seen.update(costs=x[1].copy()), nullify(*x))[1])
+    monkeypatch.setattr(
+        script, "safety_q", lambda *x: (seen.update(next_values=x[1].copy(), dones=x[2].copy()), safety_q(*x))[1]
+    )
+
+    def make_env(*task):
+        env = script.make_env(*task)
+        env.env = Falls(env.env)
+        return env
+
+    env_id = "toy_env:ToyChoice-v0" if script is scpo_discrete else "toy_env:Toy-v0"
+    flags = dict(env_id=env_id, termination_cost=termination_cost, compile=False, cost_limit=3)
+    args = script.Args(num_envs=2, num_steps=64, minibatch_size=32, total_timesteps=128, **flags)
+    *_, last = script.train(args, make_env=make_env)
+    episodes = last["episodes"]
+    assert {episode["length"] for episode in episodes} == {5, 20}
+    assert all(episode["cost"] == 0 and episode["safe"] == 1 for episode in episodes)  # what the task says
+    falls = np.zeros_like(seen["dones"])
+    falls[4::25] = 1
+    np.testing.assert_array_equal(seen["costs"], termination_cost * falls)
+    ends = seen["next_values"][seen["dones"] == 1]
+    expected = np.where(falls[seen["dones"] == 1] == 1, float(termination_cost == 0), 1)
+    np.testing.assert_array_equal(ends, expected)
+
+
 @pytest.mark.parametrize("script", [scpo, scpo_discrete])
 def test_a_wrapper_that_normalises_and_is_not_saved_is_named(script, capsys):
     def with_wrapper(*task):
