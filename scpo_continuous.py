@@ -39,14 +39,15 @@ with contextlib.suppress(ImportError):
 
 # What differs by task: the paper's settings and the length of its runs; "any other task" is ours. Flags override them
 T = 32768  # steps an iteration
+FAST_SETTINGS = dict(num_steps=512, learning_rate=1e-3, anneal_lr=True, reward_scale=0.02)  # what --fast changes
+OWN = dict(FAST_SETTINGS, num_envs=8, num_steps=1024, norm_obs=True, log_std_init=-0.5)  # for any other task
 TASK_SETTINGS = {
     "SafetyBallCircle-v0": dict(cost_limit=25, k=2, beta=0, reward_bias=1.5, ent_coef=0.01, total_timesteps=500 * T),
     "SafetyBallRun-v0": dict(cost_limit=25, k=4, beta=0.5, reward_bias=1, ent_coef=0.005, total_timesteps=100 * T),
     "SafetyBallGather-v0": dict(cost_limit=0.2, k=4, beta=15, reward_bias=0.05, ent_coef=0.01, total_timesteps=500 * T),
     "SafetyBallReach-v0": dict(cost_limit=10, k=4, beta=0, reward_bias=0.1, ent_coef=0.01, total_timesteps=500 * T),
-    "any other task": dict(cost_limit=None, k=4, beta=1, reward_bias=0, ent_coef=0.01, total_timesteps=100 * T),
+    "any other task": dict(cost_limit=None, k=4, beta=1, reward_bias=0, ent_coef=0.01, total_timesteps=100 * T, **OWN),
 }
-FAST_SETTINGS = dict(num_steps=512, learning_rate=1e-3, anneal_lr=True, reward_scale=0.02)  # what --fast changes
 for task in ("SafetyBallCircle-v0", "SafetyBallRun-v0"):
     steps = TASK_SETTINGS[task]["total_timesteps"] // 5
     TASK_SETTINGS[f"{task} --fast"] = dict(TASK_SETTINGS[task], total_timesteps=steps, **FAST_SETTINGS)
@@ -490,8 +491,9 @@ def train(args, checkpoint=None, make_env=make_env):
                 break
         nn.utils.vector_to_parameters(weights, agent.parameters())
 
-        # Mean and variance of all observations so far, for the next iteration; the share of the limit spent stays as is
-        if args.norm_obs:
+        # Mean and variance of the observations so far, without the share of the limit, for the next iteration. In the
+        # second half of a run they stay: the policy is then near the limit, and a drift would take it over
+        if args.norm_obs and 2 * iteration <= num_iterations:
             n = obs_dim - args.augment_state
             x = torch.as_tensor(obs[..., :n], device=device).flatten(0, 1).double()
             mean, var, share = agent.obs_mean[:n], agent.obs_var[:n], 1 / iteration

@@ -39,12 +39,13 @@ with contextlib.suppress(ImportError):
 
 # What differs by task: the paper's settings and the length of its runs; "any other task" is ours. Flags override them
 T = 32768  # steps an iteration
+FAST_SETTINGS = dict(num_steps=512, learning_rate=1e-3, anneal_lr=True, reward_scale=0.02)  # what --fast changes
+OWN = dict(FAST_SETTINGS, num_envs=8, num_steps=1024, norm_obs=True)  # for any other task
 OURS = dict(vf_coef=0.005, safety_lambdas=(1.0,))  # the paper leaves these two open (docs/scpo.md)
 TASK_SETTINGS = {
     "CartSafe-v0": dict(cost_limit=1, k=5, beta=3, reward_bias=0, ent_coef=0.001, total_timesteps=150 * T, **OURS),
-    "any other task": dict(cost_limit=None, k=4, beta=1, reward_bias=0, ent_coef=0.01, total_timesteps=100 * T),
+    "any other task": dict(cost_limit=None, k=4, beta=1, reward_bias=0, ent_coef=0.01, total_timesteps=100 * T, **OWN),
 }
-FAST_SETTINGS = dict(num_steps=512, learning_rate=1e-3, anneal_lr=True, reward_scale=0.02)  # what --fast changes
 for task in ("CartSafe-v0",):
     steps = TASK_SETTINGS[task]["total_timesteps"] // 5
     TASK_SETTINGS[f"{task} --fast"] = dict(TASK_SETTINGS[task], total_timesteps=steps, **FAST_SETTINGS)
@@ -484,8 +485,9 @@ def train(args, checkpoint=None, make_env=make_env):
                 break
         nn.utils.vector_to_parameters(weights, agent.parameters())
 
-        # Mean and variance of all observations so far, for the next iteration; the share of the limit spent stays as is
-        if args.norm_obs:
+        # Mean and variance of the observations so far, without the share of the limit, for the next iteration. In the
+        # second half of a run they stay: the policy is then near the limit, and a drift would take it over
+        if args.norm_obs and 2 * iteration <= num_iterations:
             n = obs_dim - args.augment_state
             x = torch.as_tensor(obs[..., :n], device=device).flatten(0, 1).double()
             mean, var, share = agent.obs_mean[:n], agent.obs_var[:n], 1 / iteration

@@ -107,8 +107,8 @@ def trials(rows, results):
             told += [f"{name} {trial[name]}" for name in ("beta", "ent_coef") if trial.get(name)]
             row = {"task": task, "seeds": trial["seed"], "beside annealing": ", ".join(told)}
             for name in ("return", "cost", "safe"):
-                row[name] = with_range(np.array(trial[name].split(), float)) if trial[name] else None
-            if trial["late"]:  # the first trials didn't count them
+                row[name] = with_range(np.array(trial[name].split(), float)) if trial.get(name) else None
+            if trial.get("late"):  # the first trials didn't count them
                 counts = np.array(trial["late"].split(), float)
                 half = int(trial["steps"]) / int(trial["num_steps"]) / int(trial["num_envs"]) / 2
                 row["over the limit late"] = f"{counts.sum():.0f} of {half * len(counts):.0f} iterations"

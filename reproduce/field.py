@@ -9,6 +9,7 @@ import argparse
 import shlex
 from importlib.util import find_spec
 
+import scpo_continuous
 from reproduce import benchmark, beside, curves
 from reproduce.curves import ALGOS, RESULTS, ROOT, say
 from reproduce.plot import table, write_blocks
@@ -21,15 +22,12 @@ TASKS = {  # the field's name: the id whose step returns Gymnasium's five values
     "SafetyPointGoal1-v0": "scpo_envs.safety_gymnasium:SafetyPointGoal1Gymnasium-v0",
 }
 SETTINGS = {  # what differs from the scripts' defaults
-    "SCPO": dict(
-        num_envs=8, num_steps=1024, learning_rate=1e-3, anneal_lr=True, ent_coef=0, vf_coef=0.0005, norm_obs=True,
-        log_std_init=-0.7,
-    ),
+    "SCPO": dict(num_envs=8, num_steps=1024, termination_cost=26),
     "TRPO-L": dict(num_envs=8, num_steps=1000),
     "CPO": dict(num_envs=8, num_steps=1000),
-}  # fmt: skip
+}
 THEIRS = {"TRPOLag": "TRPO-L", "CPO": "CPO"}  # OmniSafe's names of these
-TRIALS = "task, seed, million steps, k, beta, safety_gamma, limit, return, cost, safe"
+TRIALS = "task, seed, million steps, settings, k, beta, safety_gamma, termination_cost, limit, return, cost, safe"
 UNCONSTRAINED = ("Policy Gradient", "Natural PG", "TRPO", "PPO")
 
 
@@ -70,15 +68,26 @@ def published_table(published):
 
 
 def trials(rows):
-    """Returns a dict for each complete trial on the field's tasks. rows: of results/search.csv."""
-    names = "task seed k beta safety_gamma return cost safe".split()
+    """Returns a dict for each complete trial on the field's tasks. rows: of results/search.csv.
+
+    Settings are those of any other task, but for what is told.
+    """
+    names = "k beta safety_gamma termination_cost return cost safe".split()
+    usual = {**scpo_continuous.OWN, "ent_coef": 0.01}
     found = []
     for row in rows:
-        if row["task"] in TASKS and row["state"] == "complete":
-            number = {name: row[name] if name in ("task", "seed") else float(row[name]) for name in names}
-            limit = {"none": "25", "limit": "falls to 25 over half of the run"}[row["schedule"]]
-            limit = f"1,000, after {float(row['hold']):.0%} of the run as the cost" if row["hold"] else limit
-            found.append({**number, "million steps": float(row["steps"]) / 1e6, "limit": limit})
+        if row["task"] not in TASKS or row["state"] != "complete":
+            continue
+        numbers = {name: float(row.get(name) or 0) for name in names}
+        differs = [name for name, x in usual.items() if row.get(name, x) not in (x, str(x), f"{x:g}")]
+        settings = ", ".join(f"{name} {row[name]}" for name in differs)
+        limit = {"none": "25", "limit": "falls to 25 over half of the run"}[row["schedule"]]
+        limit = f"1,000, after {float(row['hold']):.0%} of the run as the cost" if row["hold"] else limit
+        settings = "the paper's" if len(differs) > 4 else settings or "as they are"
+        steps = {"million steps": float(row["steps"]) / 1e6}
+        found.append(
+            {"task": row["task"], "seed": row["seed"], **numbers, **steps, "settings": settings, "limit": limit}
+        )
     return found
 
 

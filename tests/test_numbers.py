@@ -569,7 +569,7 @@ def test_limits_and_features_of_the_tasks():
 def test_the_runs_of_the_cart():
     _, *rows = rows_of("docs/your-own-env.md", "| flags after")
     assert len(rows) == 3
-    for (_, *shown), (name, unit) in zip(rows, (("cart", 1), ("cart x 100", 100), ("cart x 100, vf-coef", 100))):
+    for (_, *shown), (name, unit) in zip(rows, (("cart", 1), ("cart x 100", 100), ("cart x 100, unscaled", 100))):
         returned, cost, safe, norm = (MEASURED[f"{name}: {what}"] for what in ("return", "cost", "safe", "grad_norm"))
         norm = f"{float(f'{norm:.2g}'):,.0f}"
         assert shown == [f"{returned / unit:.1f}", f"{cost:.1f}", f"{safe:.2f}", norm]
