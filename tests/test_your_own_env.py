@@ -57,8 +57,8 @@ def test_the_task_is_short_and_every_script_has_its_command():
 
 @pytest.mark.parametrize("command", TRAINING[:7], ids=lambda command: Path(command.split()[1]).stem)
 def test_the_task_trains_with_each_script(command):
-    progress = train(command)
-    assert len(progress) == 3
+    progress = train(command, *(["--total-timesteps", "40960"] if "scpo_" in command else []))
+    assert len(progress) == (10 if "scpo_" in command else 3)
     first, last = (row["episodic_return"] - row["episodic_cost"] for row in (progress[0], progress[-1]))
     assert last > first + 2
 
@@ -125,9 +125,9 @@ def test_100_times_the_reward(folder):
     words = "--env-id my_task:Times100-v0 --beta 100"
     assert f"| `{words}` |" in PAGE and f"| `{words} --reward-scale 1` |" in PAGE
     progress = train(f"python scpo_continuous.py --cost-limit 5 {words}")
-    assert abs(progress[0]["episodic_return"]) > 20 and progress[-1]["grad_norm"] < 10
+    assert abs(progress[0]["episodic_return"]) > 20 and progress[-1]["grad_norm"] < 50
     unscaled = train(f"python scpo_continuous.py --cost-limit 5 {words} --reward-scale 1", runs_dir="unscaled")
-    assert unscaled[-1]["grad_norm"] > 100
+    assert unscaled[-1]["grad_norm"] > 500
 
 
 def test_reward_scale_undoes_100_times_the_reward(folder):
