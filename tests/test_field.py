@@ -236,6 +236,7 @@ def toys(monkeypatch):
         "CPO": dict(size, critic_minibatches=4),
     }
     monkeypatch.setattr(field, "SETTINGS", settings)
+    monkeypatch.setattr(field, "BY_TASK", {"SafetyHopperVelocity-v1": dict(beta=3)})
     monkeypatch.setattr(field, "find_spec", lambda name: True)
     monkeypatch.setattr(benchmark, "PROGRAM", "benchmark.sh")
     monkeypatch.setitem(curves.ONE_THREAD, "PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
@@ -259,6 +260,10 @@ def test_the_field_is_made_kept_drawn_and_skipped_the_next_time(toys, tmp_path, 
     assert plot.show(float(curves.last_tenth(kept["episodic_return"]))) in row
     assert "| PPOLag | 961.9 / 14 |" in said and (tmp_path / "results" / "field.png").exists()
 
+    scpo, cpo = (
+        curves.config(tmp_path / f"results/runs/SafetyHopperVelocity-v1__{x}__3.json") for x in ("SCPO", "CPO")
+    )
+    assert scpo["beta"] == 3 and "beta" not in cpo
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.pt")}
     field.main([*where, "--total-timesteps", "10000"])
     assert (
