@@ -232,7 +232,7 @@ CHECKS = {
     ],
     "docs/your-own-env.md": [
         ("numbers with a standard deviation of # ", lambda: [math.exp(UNKNOWN["log_std_init"])]),
-        ("standard deviation starts at #, there", lambda: [math.exp(UNKNOWN["log_std_init"])]),
+        ("standard deviation starts at #, and", lambda: [math.exp(UNKNOWN["log_std_init"])]),
         (
             r"iterations are a quarter as long \(# environments, # steps\), the learning rate is # and falls",
             lambda: [UNKNOWN[name] for name in ("num_envs", "num_steps", "learning_rate")],
