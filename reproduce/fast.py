@@ -3,6 +3,9 @@
 python -m reproduce.plot calls it. A block without runs stays empty.
 """
 
+import importlib
+from dataclasses import asdict
+
 import numpy as np
 
 from reproduce import curves, plot
@@ -15,10 +18,39 @@ FINALS += "over the limit late"
 PAID = "task, algorithm, target, million steps, minutes, cost paid, seeds"
 SB3 = "SB3 PPO on the package's task"
 CHANGES = "task, seed, changes, return, cost, safe, iterations over the limit"
-TRIALS = "task, seeds, beside annealing, return, cost, safe, over the limit late"
-PAPER = dict(num_steps=2048, minibatch_size=64, update_epochs=5, gamma=0.99, gae_lambda=0.95, safety_lambdas="0 1")
-PAPER.update(norm_obs=False, learning_rate=2e-4, reward_scale=1, num_envs=16, schedule="none", log_std_init=0)
+TRIALS = "task, seeds, settings, return, cost, safe, over the limit late"
 LOOKS = {"SCPO": ("paper's settings", "#0072B2"), "fast": ("--fast", "#D55E00")}
+
+
+def script_of(task):
+    return importlib.import_module("scpo_discrete" if task == "CartSafe-v0" else "scpo_continuous")
+
+
+def usual(task):
+    """Returns the settings that SCPO has for a task without further flags, as a dict."""
+    script = script_of(task)
+    settings = script.TASK_SETTINGS
+    return asdict(script.Args(**settings.get(task, settings["any other task"])))
+
+
+def same(a, b):
+    try:
+        return float(a) == float(b)
+    except ValueError:
+        return a == b
+
+
+def told(trial, left_out=()):
+    """Returns as text which settings of a trial, a row of search.csv, aren't the usual ones of its task."""
+    differing = []
+    for name, x in usual(trial["task"]).items():
+        x = " ".join(f"{part:g}" for part in x) if isinstance(x, tuple) else str(x)
+        tried = trial.get(name) or x
+        if name not in ("seed", *left_out) and not same(tried, x):
+            differing.append(f"{name} {tried}")
+    if trial.get("schedule", "none") not in ("none", ""):
+        differing.append(f"a schedule of {trial['schedule']}")
+    return ", ".join(differing)
 
 
 def load(results):
@@ -86,15 +118,14 @@ def paid(groups, published, speeds):
 def trials(rows, results):
     """Returns a dict for each complete trial of a fifth of the published steps, after the paper's settings there.
 
-    rows: of results/search.csv. A trial's settings are told where they differ from PAPER. Those that no trial varies on
-    purpose (ent_coef, beta) are told where they are given.
+    rows: of results/search.csv.
     """
     found = []
     for task, (_, length) in TASKS.items():
         runs, fifth = curves.load(results, task, "SCPO", length)[0], length // 5
         if runs:
             row = {"task": task, "seeds": " ".join(f"{seed:.0f}" for seed in runs["seed"])}
-            row["beside annealing"] = "the paper's settings, not annealed"
+            row["settings"] = "the paper's"
             names = {"return": "episodic_return", "cost": "episodic_cost", "safe": "safe_episode_rate"}
             for name, column in names.items():
                 row[name] = with_range(last_tenth(runs[column][:, :fifth]))
@@ -103,9 +134,7 @@ def trials(rows, results):
         for trial in rows:
             if (trial["task"], trial["state"]) != (task, "complete") or int(trial["steps"]) != fifth * 32768:
                 continue
-            told = [f"{name} {x}" for name, x in trial.items() if name in PAPER and x not in ("", str(PAPER[name]))]
-            told += [f"{name} {trial[name]}" for name in ("beta", "ent_coef") if trial.get(name)]
-            row = {"task": task, "seeds": trial["seed"], "beside annealing": ", ".join(told)}
+            row = {"task": task, "seeds": trial["seed"], "settings": f"annealed, {told(trial)}"}
             for name in ("return", "cost", "safe"):
                 row[name] = with_range(np.array(trial[name].split(), float)) if trial.get(name) else None
             if trial.get("late"):  # the first trials didn't count them

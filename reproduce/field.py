@@ -9,10 +9,11 @@ import argparse
 import shlex
 from importlib.util import find_spec
 
-import scpo_continuous
-from reproduce import benchmark, beside, curves
+import numpy as np
+
+from reproduce import benchmark, beside, curves, fast
 from reproduce.curves import ALGOS, RESULTS, ROOT, say
-from reproduce.plot import table, write_blocks
+from reproduce.plot import table, with_range, write_blocks
 
 PAGE = ROOT / "docs" / "field.md"
 COST_LIMIT = 25
@@ -26,13 +27,14 @@ SETTINGS = {  # what differs from the scripts' defaults
     "TRPO-L": dict(num_envs=8, num_steps=1000),
     "CPO": dict(num_envs=8, num_steps=1000),
 }
-BY_TASK = {  # and for SCPO by task; chosen on seed 101, docs/field.md has the trials
+BY_TASK = {  # and for SCPO by task, after the trials in docs/field.md; PointGoal has had none
     "SafetyHalfCheetahVelocity-v1": dict(beta=0),
     "SafetyHopperVelocity-v1": dict(termination_cost=26),
     "SafetyPointGoal1-v0": dict(beta=0),
 }
 THEIRS = {"TRPOLag": "TRPO-L", "CPO": "CPO"}  # OmniSafe's names of these
-TRIALS = "task, seed, million steps, settings, k, beta, safety_gamma, termination_cost, limit, return, cost, safe"
+COLUMNS = ("k", "beta", "safety_gamma", "termination_cost")
+TRIALS = f"task, seed, million steps, settings, {', '.join(COLUMNS)}, limit, return, cost, safe"
 UNCONSTRAINED = ("Policy Gradient", "Natural PG", "TRPO", "PPO")
 
 
@@ -74,26 +76,18 @@ def published_table(published):
 
 
 def trials(rows):
-    """Returns a dict for each complete trial on the field's tasks. rows: of results/search.csv.
-
-    Settings are those of any other task, but for what is told.
-    """
-    names = "k beta safety_gamma termination_cost return cost safe".split()
-    usual = {**scpo_continuous.OWN, "ent_coef": 0.01}
+    """Returns a dict for each complete trial on the field's tasks. rows: of results/search.csv."""
     found = []
     for row in rows:
-        if row["task"] not in TASKS or row["state"] != "complete":
-            continue
-        numbers = {name: float(row.get(name) or 0) for name in names}
-        differs = [name for name, x in usual.items() if row.get(name, x) not in (x, str(x), f"{x:g}")]
-        settings = ", ".join(f"{name} {row[name]}" for name in differs)
-        limit = {"none": "25", "limit": "falls to 25 over half of the run"}[row["schedule"]]
-        limit = f"1,000, after {float(row['hold']):.0%} of the run as the cost" if row["hold"] else limit
-        settings = "the paper's" if len(differs) > 4 else settings or "as they are"
-        steps = {"million steps": float(row["steps"]) / 1e6}
-        found.append(
-            {"task": row["task"], "seed": row["seed"], **numbers, **steps, "settings": settings, "limit": limit}
-        )
+        if row["task"] in TASKS and row["state"] == "complete":
+            own = {name: float(row.get(name) or fast.usual(row["task"])[name]) for name in COLUMNS}
+            outcome = {name: with_range(np.array(row[name].split(), float)) for name in ("return", "cost", "safe")}
+            limit = {"limit": "1,000, falls to 25 over half of the run"}.get(row["schedule"], "25")
+            if row.get("hold"):
+                limit = f"1,000 for {float(row['hold']):.0%} of the run, then follows the cost down to 25"
+            said = {"settings": fast.told({**row, "schedule": "none"}, COLUMNS) or "the usual ones", "limit": limit}
+            steps = float(row["steps"]) / 1e6
+            found.append({"task": row["task"], "seed": row["seed"], "million steps": steps, **said, **own, **outcome})
     return found
 
 

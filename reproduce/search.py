@@ -12,9 +12,9 @@ mean cost is over the limit. With several seeds the score is the mean of theirs.
 """
 
 import argparse
-import importlib
 import time
 from functools import partial
+from importlib.util import find_spec
 
 import numpy as np
 import optuna
@@ -24,11 +24,12 @@ from optuna.trial import TrialState
 
 from reproduce import curves, field
 from reproduce.curves import RESULTS, TASKS, last_tenth
+from reproduce.fast import script_of, usual
 
 FOLDER = RESULTS / "search"
 T = 32768  # steps of the paper's iterations
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-SPACE = dict(  # the first value of each is the paper's
+SPACE = dict(
     num_steps=[2048, 256, 512, 1024],
     minibatch_size=[64, 128, 256],
     update_epochs=[5, 3, 10],
@@ -47,10 +48,6 @@ EXPECTED = {  # by hand, from earlier trials: where the search begins
     "SafetyBallReach-v0": [dict(learning_rate=1e-3, minibatch_size=256, reward_scale=0.1, log_std_init=-0.5)],
     "CartSafe-v0": [dict(num_steps=512, learning_rate=1e-3, reward_scale=0.02, safety_lambdas="1")],
 }
-
-
-def script_of(task):
-    return importlib.import_module("scpo_discrete" if task == "CartSafe-v0" else "scpo_continuous")
 
 
 def goal(task):
@@ -104,11 +101,16 @@ def iterations(args, schedule="none", hold=None):
 
 
 def defaults(task):
-    """Returns the settings that a trial begins with: the paper's, or those of any other task."""
-    settings = script_of(task).TASK_SETTINGS
-    if task in field.TASKS:
-        return dict(settings["any other task"], env_id=field.TASKS[task], cost_limit=field.COST_LIMIT)
-    return dict(settings[task], env_id=task)
+    """Returns the settings that a trial begins with: what the script has for the task."""
+    env = dict(env_id=field.TASKS[task], cost_limit=field.COST_LIMIT) if task in field.TASKS else dict(env_id=task)
+    return dict(usual(task), **env)
+
+
+def starting_values(task):
+    """Returns a value for each thing that is searched: what the script has for the task."""
+    settings = defaults(task)
+    values = {name: x for name, x in settings.items() if name in (*SPACE, "learning_rate", "reward_scale", "ent_coef")}
+    return dict(values, safety_lambdas=" ".join(f"{x:g}" for x in settings["safety_lambdas"]), schedule="none")
 
 
 def suggest(trial, task, given):
@@ -216,7 +218,7 @@ def value_of(text):
     name, _, value = text.partition("=")
     kind = type(SPACE[name][-1]) if name in SPACE else float
     try:
-        value = value == "True" if kind is bool else kind(value)
+        value = {"True": True, "False": False}.get(value) if kind is bool else kind(value)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text} must be a flag's name, = and a number") from None
     if value not in SPACE.get(name, [value]):
@@ -224,36 +226,58 @@ def value_of(text):
     return name, value
 
 
+def check_trial(task, given, steps):
+    """Raises ValueError, which says what is wrong, if a trial of these values can't be made."""
+    settings, entropies = defaults(task), sorted({0.0, defaults(task)["ent_coef"]})
+    for name, value in given.items():
+        if name not in (*settings, "schedule", "hold"):
+            raise ValueError(f"--try: {name} is no flag of SCPO's for {task}")
+        if name == "ent_coef" and value not in entropies:
+            raise ValueError(f"--try: ent_coef must be one of {entropies}")
+        if name == "hold" and given.get("schedule") != "limit":
+            raise ValueError("--try: hold needs schedule=limit")
+    flags = {name: value for name, value in given.items() if name in settings and name != "safety_lambdas"}
+    script_of(task).check_args(script_of(task).Args(**{**settings, **flags, "total_timesteps": steps}))
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="reproduce.search", description=__doc__.split("\n\n")[0])
-    parser.error = lambda message: curves.fail("reproduce.search", message.replace("argument ", ""))
+    fail = partial(curves.fail, "reproduce.search")
+    parser.error = lambda message: fail(message.replace("argument ", ""))
     add = parser.add_argument
     add("task", choices=[*TASKS, *field.TASKS])
     add("--trials", type=int, default=40, help="that the task's journal holds in the end")
     add("--seeds", type=int, nargs="+", default=[101], help="of a trial's runs, 101 or more")
     add("--steps", type=int, help="of a run (default: a tenth of the published ones)")
-    told = "instead: one trial with these values; others are the paper's, the learning rate is annealed"
+    told = "instead: one trial with these values; others are what the script has, but the learning rate is annealed"
     add("--try", dest="given", type=value_of, nargs="+", metavar="NAME=VALUE", default=[], help=told)
     add("--changes", action="store_true", help="instead: what each change of --fast does alone")
     args = parser.parse_args(argv)
     if min(args.seeds) < 101:
-        least = f"--seeds has {min(args.seeds)}, but must be 101 or more; lower ones make the figures"
-        curves.fail("reproduce.search", least)
+        fail(f"--seeds has {min(args.seeds)}, but must be 101 or more; lower ones make the figures")
+    if args.trials < 1:
+        fail(f"--trials is {args.trials}, but must be 1 or more")
+    if args.changes and args.task not in curves.FAST:
+        fail(f"--changes: {args.task} has no --fast; {', '.join(curves.FAST)} have")
+    if args.task in field.TASKS and not find_spec("safety_gymnasium"):
+        fail("Safety-Gymnasium isn't installed; docs/field.md says how")
+    given, steps = dict(args.given), goal(args.task)[-1] // 10 if args.steps is None else args.steps
+    try:
+        check_trial(args.task, given, steps)
+    except ValueError as error:
+        fail(error)
     if args.changes:
         return changes_one_by_one(args.task, args.seeds[0])
-    study, given = study_of(args.task), dict(args.given)
-    steps = args.steps or goal(args.task)[-1] // 10
+    study, start = study_of(args.task), starting_values(args.task)
     make = partial(objective, task=args.task, seeds=args.seeds, steps=steps, given=given)
-    paper = {name: choices[0] for name, choices in SPACE.items()}
     if given:
-        paper.update(learning_rate=2e-4, reward_scale=1, ent_coef=defaults(args.task)["ent_coef"])
-        study.sampler = optuna.samplers.PartialFixedSampler({**paper, **given}, study.sampler)
+        study.sampler = optuna.samplers.PartialFixedSampler({**start, **given}, study.sampler)
         study.pruner = optuna.pruners.NopPruner()
         study.optimize(make, 1)
         return write_trials()
     if not study.trials:
         for values in EXPECTED.get(args.task, []):
-            study.enqueue_trial({**paper, **values})
+            study.enqueue_trial({**start, **values})
     while len(study.get_trials(states=FINISHED)) < args.trials:
         study.optimize(make, 1, catch=FloatingPointError)
     write_trials()

@@ -91,11 +91,55 @@ def test_one_trial_of_given_values(tmp_path, monkeypatch):
     assert [float(x) for x in row["return"].split()] == [500.0, 500.0]  # one number a seed
 
 
-@pytest.mark.parametrize("value", ["num_steps", "num_steps=513", "learning_rate=fast", "schedule=gamma"])
-def test_a_wrong_value_of_a_trial_is_refused(value, capsys):
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (f"{RUN} --try num_steps", "--try: num_steps must be a flag's name, = and a number"),
+        (f"{RUN} --try num_steps=513", "--try: num_steps=513 must be one of 2048, 256"),
+        (f"{RUN} --try norm_obs=true", "--try: norm_obs=true must be one of False, True"),
+        (f"{RUN} --try learning_rate=fast", "--try: learning_rate=fast must be a flag's name"),
+        (f"{RUN} --try schedule=gamma", "--try: schedule=gamma must be one of none, k, beta, limit"),
+        (f"{RUN} --try speed=1", "--try: speed is no flag of SCPO's for SafetyBallRun-v0"),
+        ("CartSafe-v0 --try log_std_init=-0.5", "--try: log_std_init is no flag of SCPO's for CartSafe-v0"),
+        (f"{RUN} --try ent_coef=0.02", "--try: ent_coef must be one of [0.0, 0.005]"),
+        (f"{RUN} --try hold=0.3", "--try: hold needs schedule=limit"),
+        (f"{RUN} --try gamma=0.98 clip_coef=-1", "--clip-coef is -1.0, but must be in (0, 1e6]"),
+        (f"{RUN} --steps 100", "--total-timesteps is 100, but must be"),
+        (f"{RUN} --trials 0", "--trials is 0, but must be 1 or more"),
+        ("SafetyBallReach-v0 --changes", "--changes: SafetyBallReach-v0 has no --fast"),
+        ("SafetyHopperVelocity-v1", "Safety-Gymnasium isn't installed"),
+    ],
+)
+def test_what_no_trial_can_be_made_of_is_refused(argv, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(search, "FOLDER", tmp_path / "search")
+    monkeypatch.setattr(search, "find_spec", lambda name: None)
     with pytest.raises(SystemExit) as stop:
-        search.main([RUN, "--try", value])
-    assert stop.value.code == 2 and f"--try: {value} must be" in capsys.readouterr().err
+        search.main(argv.split())
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and says in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_trial_begins_with_what_the_script_has():
+    assert search.starting_values("CartSafe-v0")["safety_lambdas"] == "1"
+    assert search.starting_values(RUN)["safety_lambdas"] == "0 1" and search.starting_values(RUN)["ent_coef"] == 0.005
+    hopper = search.starting_values("SafetyHopperVelocity-v1")
+    assert hopper["num_envs"] == 8 and hopper["norm_obs"] and hopper["log_std_init"] == -0.5
+    for task in ("CartSafe-v0", RUN, "SafetyHopperVelocity-v1"):
+        values = search.starting_values(task)
+        assert all(values[name] in search.SPACE[name] for name in values if name in search.SPACE)
+
+
+def test_a_trial_is_told_by_what_is_unusual_for_its_task():
+    usual = dict(
+        num_steps="2048", learning_rate="0.0002", norm_obs="False", safety_lambdas="0 1", k="4", schedule="none"
+    )
+    assert fast.told({**usual, "task": RUN, "late": "3", "hold": ""}) == ""
+    unusual = dict(usual, num_steps="512", norm_obs="True", safety_lambdas="1", target_kl="0.03", schedule="limit")
+    assert fast.told({**unusual, "task": RUN}) == (
+        "num_steps 512, target_kl 0.03, safety_lambdas 1, norm_obs True, a schedule of limit"
+    )
+    assert fast.told({**unusual, "task": RUN}, ["target_kl", "num_steps"]).startswith("safety_lambdas 1, norm_obs")
+    assert "safety_lambdas 0 1" in fast.told({**usual, "task": "CartSafe-v0"})  # where the built-in one is 1
 
 
 def test_goals_are_the_best_published_within_the_limit():
@@ -125,6 +169,12 @@ def test_schedules(monkeypatch):
     assert plain == [(4, 2, 1)] * 8
     assert k == [(4 * x, 2, 1) for x in rise + hold] and beta == [(4, 2 * x, 1) for x in rise + hold]
     assert [x[2] for x in limit] == pytest.approx([300**0.75, 300**0.5, 300**0.25, 1] + hold)
+
+    seen.clear()
+    args = scpo_discrete.Args(cost_limit=0.9, total_timesteps=8 * 64, num_envs=1, num_steps=64)
+    list(search.iterations(args, "limit", 0.5))
+    # held for half of the run; then 0.97 times the mean cost, which is 1
+    assert [x[2] for x in seen] == pytest.approx([300] * 4 + [0.97] * 4)
 
 
 def test_changes_are_made_one_by_one_and_only_once(tmp_path, monkeypatch):
@@ -175,7 +225,7 @@ def test_what_the_page_shows_is_in_the_committed_runs():
     assert all(list(labels["fast"]["seed"]) == [1, 2, 3, 4] for labels in groups.values())
     page = Path(fast.PAGE).read_text()
     blocks = fast.make(curves.RESULTS, curves.load_published())
-    assert len(blocks) == 3 and all(len(lines) > 3 for lines in blocks.values())
+    assert len(blocks) == 4 and all(len(lines) > 3 for lines in blocks.values())
     for lines in blocks.values():
         assert "\n".join(lines) in page
 

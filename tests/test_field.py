@@ -308,11 +308,24 @@ def test_bad_input_gets_one_line(argv, says, tmp_path, capsys, monkeypatch):
     assert stop.value.code == 2 and said.count("\n") == 1 and said.startswith("field.py: ") and says in said
 
 
+def test_a_trial_has_its_settings_limit_and_outcome():
+    row = dict(task="SafetyHopperVelocity-v1", state="complete", seed="101 102", steps="2000000", schedule="limit")
+    row.update(hold="0.3", k="2", beta="", ent_coef="0", norm_obs="True", cost="3 5", safe="1 0.5")
+    row["return"] = "10 20"
+    (trial,) = field.trials([row, {**row, "state": "pruned"}, {**row, "task": "CartSafe-v0"}])
+    assert trial["settings"] == "ent_coef 0" and trial["limit"].startswith("1,000 for 30% of the run, then")
+    assert (trial["k"], trial["beta"], trial["safety_gamma"], trial["termination_cost"]) == (2, 1, 0.995, 0)
+    assert (trial["return"], trial["cost"], trial["million steps"]) == ((15, 10, 20), (4, 3, 5), 2)
+    assert field.trials([{**row, "schedule": "none", "hold": ""}])[0]["limit"] == "25"
+
+
 def test_the_page_shows_what_is_kept():
     text = field.PAGE.read_text()
     runs, published = field.load(ROOT / "results" / "field")
     assert len(published) == 60 and len({row["algorithm"] for row in published} - {*field.UNCONSTRAINED}) == 16
     for line in field.published_table(published):
+        assert line in text
+    for line in plot.table(field.TRIALS, field.trials(curves.rows_of(ROOT / "results" / "search.csv"))):
         assert line in text
     for line in plot.table(beside.TABLE, beside.rows(runs)) if runs else ():
         assert line in text
