@@ -85,7 +85,7 @@ class Args:
     termination_cost: float = 0  # above 0 an episode that the task ends itself is unsafe; its last step costs this more
     safety_gamma: float = 0.995  # discount of V^c_gamma, the safety critic's target
     safety_lambdas: tuple[float, ...] = (0.0, 1.0)  # Q^c is the mean of these estimates: 0 one-step, 1 Monte Carlo
-    norm_obs: bool = False  # normalise observations by their running mean and variance (the paper doesn't)
+    norm_obs: bool = False  # normalise observations by mean and variance of those in the first half of the run
     augment_state: bool = True  # append the share of the cost limit spent so far to the observation
     device: Literal["cpu", "cuda"] = "cpu"  # where the updates run; the CPU is faster for networks this small
     compile: bool = True  # compile the gradient step: takes 20 s once, then training is 3 times faster

@@ -232,12 +232,12 @@ CHECKS = {
     ],
     "docs/your-own-env.md": [
         ("numbers with a standard deviation of # ", lambda: [math.exp(UNKNOWN["log_std_init"])]),
-        ("standard deviation starts at #, and", lambda: [math.exp(UNKNOWN["log_std_init"])]),
+        ("standard deviation starts at # ", lambda: [math.exp(UNKNOWN["log_std_init"])]),
         (
             r"iterations are a quarter as long \(# environments, # steps\), the learning rate is # and falls",
             lambda: [UNKNOWN[name] for name in ("num_envs", "num_steps", "learning_rate")],
         ),
-        (r"\(`--reward-scale #`\)", lambda: [UNKNOWN["reward_scale"]]),
+        (r"are multiplied by # \(`--reward-scale`\)", lambda: [UNKNOWN["reward_scale"]]),
         ("`--reward-scale`, # for unknown tasks", lambda: [UNKNOWN["reward_scale"]]),
         (
             "With `--reward-scale #` instead, .* since 100 x # is #",
@@ -256,7 +256,7 @@ CHECKS = {
         (r"min\(cost so far / limit, #\)", lambda: [1 + scpo_continuous.DELTA]),
     ],
     "docs/fast-settings.md": [
-        ("share one gradient norm, #. Returns", lambda: [SCPO.max_grad_norm]),
+        ("share one gradient norm, #. Discounted returns", lambda: [SCPO.max_grad_norm]),
         (
             "a learning rate of # reached # in a tenth of the published steps, # only #",
             lambda: [
@@ -447,7 +447,7 @@ EXCUSED = {
     "README.md": "2023 2021 3.9 3.11 3.13",
     "results/README.md": "2.13 3.11 95 5",
     "docs/reproduction.md": "3 4",
-    "docs/fast-settings.md": "4 101 1e-3 6e-4 0.97 64 200 256 500",
+    "docs/fast-settings.md": "3 4 101 1e-3 6e-4 0.97 64 200 256 500",
     "docs/tasks.md": "2021 0.1 0.2 1e-6 1e-9 1e-12 3 7 1.4 3.11",
     "docs/your-own-env.md": "100 0.5 8 25 26 50 80 200 1,000",
     "docs/scpo.md": "0.01 1e-5 1e-8 3 4 10 0.5 0.95 101 103 130 143 28 2026 2.13 2.0 1.4",

@@ -132,7 +132,7 @@ def test_100_times_the_reward(folder):
 
 def test_reward_scale_undoes_100_times_the_reward(folder):
     """`--reward-scale 0.0002` on it is the run of the task itself, as the page says, but for rounding."""
-    assert "With `--reward-scale 0.0002` instead, the run is the same as in the first row" in PAGE
+    assert "With `--reward-scale 0.0002` instead, the run is the same as in the first row but for rounding" in PAGE
     (folder / "my_task.py").write_text(TASK + TIMES_100)
     plain = train(TRAINING[0], runs_dir="plain")
     scaled = train(TRAINING[0].replace("MyTask", "Times100") + " --beta 100 --reward-scale 0.0002", runs_dir="scaled")
