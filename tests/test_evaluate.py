@@ -162,7 +162,7 @@ def test_the_figures_are_those_of_the_episodes(runs):
         returned = spent = 0.0
         for _ in range(20):
             state = torch.tensor([*obs, min(spent / 3, 1.1)], dtype=torch.float32)
-            obs, reward, _, _, info = plain.step(agent.actor(state).detach().numpy().clip(-1, 1))
+            obs, reward, _, _, info = plain.step(agent.actor(agent.normalize(state)).detach().numpy().clip(-1, 1))
             returned, spent = returned + reward, spent + info["cost"]
         assert episodes[seed]["return"] == pytest.approx(returned, abs=1e-4)
         assert episodes[seed]["cost"] == spent and episodes[seed]["safe"] == (spent <= 3)
@@ -181,7 +181,7 @@ def test_stochastic_actions_are_those_of_training(runs):
     agent = importlib.import_module("scpo_discrete").Agent(3, env.action_space)
     agent.load_state_dict(checkpoint["agent"])
     obs = np.array([0.1, -0.1, 0], dtype=np.float32)
-    shares = agent.actor(torch.tensor(obs)).softmax(-1).detach().numpy()
+    shares = agent.actor(agent.normalize(torch.tensor(obs))).softmax(-1).detach().numpy()
     counted = np.bincount([policy(obs, rng) for _ in range(2000)], minlength=3) / 2000
     assert counted == pytest.approx(shares, abs=0.04) and policy(obs) == shares.argmax()
 
