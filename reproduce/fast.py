@@ -106,7 +106,9 @@ def paid(groups, published, speeds):
                 steps = np.array([runs["global_step"][seed, int(hits[seed]) - 1] for seed in there])
                 row["million steps"] = with_range(1e-6 * steps)
                 row["cost paid"] = with_range(np.array([costs[seed, : int(hits[seed])].sum() for seed in there]))
-                speed = speeds.get((task, "scpo_continuous.py" if label in LOOKS else ALGOS[label]))
+                scpo = f"{script_of(task).__name__}.py"
+                script = {"SCPO": scpo, "fast": f"{scpo} --fast"}.get(label) or ALGOS[label]
+                speed = speeds.get((task, script))
                 row["minutes"] = steps.mean() / speed / 60 if speed else None
             rows.append(row)
         if (task, SB3) in speeds:

@@ -207,7 +207,7 @@ def test_finals_and_the_way_there_by_hand(tmp_path):
     assert quick["published return"] == pytest.approx(95.5) and quick["published cost"] == 3
     assert quick["over the limit late"] == "2 of 80 iterations" and slow["over the limit late"] == "0 of 100 iterations"
     assert quick["million steps"] == pytest.approx(0.65536) and slow["million steps"] == pytest.approx(3.2768)
-    speeds = {(RUN, "scpo_continuous.py"): 1000.0, (RUN, fast.SB3): 100.0}
+    speeds = {(RUN, "scpo_continuous.py"): 1000.0, (RUN, "scpo_continuous.py --fast"): 500.0, (RUN, fast.SB3): 100.0}
     slow, quick, peer = fast.paid(groups, published, speeds)
     assert slow["minutes"] == pytest.approx(91 * 32768 / 60e3) and peer["minutes"] == pytest.approx(3276800 / 6e3)
     target = 0.9 * 95.5  # 85.95: the mean of ten iterations is there 4.5 iterations later
@@ -216,7 +216,7 @@ def test_finals_and_the_way_there_by_hand(tmp_path):
     first, second = 91 - 20, 89 - 20  # the second seed earns 2 more
     assert quick["million steps"] == pytest.approx((70 * 0.008192, second * 0.008192, first * 0.008192))
     assert quick["cost paid"] == pytest.approx((first * 20 + 280 - 140, second * 20 + 280, first * 20 + 280), abs=300)
-    assert quick["seeds"] == "2 of 2"
+    assert quick["seeds"] == "2 of 2" and quick["minutes"] == pytest.approx(70 * 8192 / 500 / 60)
 
 
 def test_what_the_page_shows_is_in_the_committed_runs():
