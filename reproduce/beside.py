@@ -78,7 +78,7 @@ def draw(path, runs, published=()):
         group = [run for run in runs if run.task == task]
         for axis, (column, name) in zip(panels, METRICS.items()):
             for run in group:
-                steps, values = thinned(1e-6 * run.columns["global_step"]), thinned(run.columns[column])
+                steps, values = thinned(1e-6 * run.columns["global_step"], 40), thinned(run.columns[column], 40)
                 number = labels.index(run.label)
                 first = run is next(other for other in group if other.label == run.label)
                 look = dict(color=COLOURS[number % len(COLOURS)], linestyle=("-", "--", ":")[number // 7 % 3])
@@ -93,7 +93,7 @@ def draw(path, runs, published=()):
         panels[1].set_yscale("symlog", linthresh=max(group[0].limit, 1e-3))
         panels[1].set_ylim(bottom=0)
         panels[2].set_ylim(-0.03, 1.03)
-    said = "a line a run; cost limit dash-dotted" + ("; circles: published finals at 10 million" if published else "")
+    said = "a line a run, means of some iterations; cost limit dash-dotted" + ("; circles: published finals at 10 million" if published else "")
     figure.supxlabel(f"million environment steps ({said})", fontsize=9)
     save(figure, path)
 

@@ -235,9 +235,9 @@ def write_blocks(path, blocks):
 # Figures ------------------------------------------------------------------------------------------------------------
 
 
-def thinned(x):
+def thinned(x, blocks=125):
     """Means of blocks of the last axis, some hundred blocks: no more can be seen, and the file stays small."""
-    size = max(1, x.shape[-1] // 125)
+    size = max(1, x.shape[-1] // blocks)
     return x[..., : x.shape[-1] // size * size].reshape(*x.shape[:-1], -1, size).mean(-1)
 
 
