@@ -93,7 +93,8 @@ def draw(path, runs, published=()):
         panels[1].set_yscale("symlog", linthresh=max(group[0].limit, 1e-3))
         panels[1].set_ylim(bottom=0)
         panels[2].set_ylim(-0.03, 1.03)
-    said = "a line a run, means of some iterations; cost limit dash-dotted" + ("; circles: published finals at 10 million" if published else "")
+    said = "a line a run, means of some iterations; cost limit dash-dotted"
+    said += "; circles: published finals at 10 million" if published else ""
     figure.supxlabel(f"million environment steps ({said})", fontsize=9)
     save(figure, path)
 

@@ -252,6 +252,14 @@ CHECKS = {
             "There a `--vf-coef` of # ended at #, the usual # at #",
             lambda: (0.005, cart_trial(0.005), SCPO.vf_coef, cart_trial(SCPO.vf_coef)),
         ),
+        (
+            "two processes on two cores sampled # steps a second, one process #. "
+            "On a task .* makes # steps .* two made #,",
+            lambda: [
+                MEASURED[f"workers, {task}: {n}"]
+                for task, n in (("4 ms a step", 2), ("4 ms a step", 1), ("PointGoal1", 1), ("PointGoal1", 2))
+            ],
+        ),
         (r"at least `--min-safe-rate` \(#\)", lambda: [KEEPER.min_safe_rate]),
         (r"min\(cost so far / limit, #\)", lambda: [1 + scpo_continuous.DELTA]),
     ],
@@ -449,9 +457,9 @@ EXCUSED = {
     "docs/reproduction.md": "3 4",
     "docs/fast-settings.md": "3 4 101 1e-3 6e-4 0.97 64 200 256 500",
     "docs/tasks.md": "2021 0.1 0.2 1e-6 1e-9 1e-12 3 7 1.4 3.11",
-    "docs/your-own-env.md": "100 0.5 8 25 26 50 80 200 1,000",
+    "docs/your-own-env.md": "100 0.5 4 8 25 26 50 80 200 1,000",
     "docs/scpo.md": "0.01 1e-5 1e-8 3 4 10 0.5 0.95 101 103 130 143 28 2026 2.13 2.0 1.4",
-    "docs/baselines.md": "2019 0.01 64 10 0.05 0.1 0.001 2.5",
+    "docs/baselines.md": "2019 25 101 250 0.003 0.01 64 10 0.05 0.1 0.001 2.5",
 }
 
 
@@ -596,3 +604,23 @@ def test_the_longer_trials_on_gather_and_reach():
         assert best == f"{returned:.1f} / {cost:.{digits}f}"
         returned, cost = (finals(task, "SCPO", column, 200).mean() for column in ("episodic_return", "episodic_cost"))
         assert papers == f"{returned:.1f} / {cost:.{digits}f}"
+
+
+def test_what_the_steps_of_cpo_and_pcpo_promise_on_run():
+    """The table of docs/baselines.md, from the columns of progress.csv that results/over_limit.csv keeps."""
+    _, *shown = rows_of("docs/baselines.md", "| trial | return / cost | over")
+    steps, limit, made = gym.spec(RUN).max_episode_steps, TASKS[RUN].cost_limit, []
+    for script, target_kl in dict.fromkeys((row["script"], row["target_kl"]) for row in table("over_limit.csv")):
+        rows = [row for row in table("over_limit.csv") if (row["script"], row["target_kl"]) == (script, target_kl)]
+        returns, costs, promised = (
+            np.array([float(row[name]) for row in rows])
+            for name in ("episodic_return", "episodic_cost", "cost_surrogate_change")
+        )
+        assert len(rows) == 100
+        over, came = costs[50:-1] > limit, np.diff(costs)[50:]
+        saved = [f"{-x[over].mean():.1f}" for x in (steps * promised[50:-1], came)]
+        end = f"{returns[-10:].mean():.0f} / {costs[-10:].mean():.1f}"
+        made.append(
+            [f"`baselines/{script} --target-kl {target_kl}`", end, f"{(costs[50:] > limit).sum()} of 50", *saved]
+        )
+    assert [cells for cells in shown] == made
