@@ -131,7 +131,7 @@ def test_a_trial_begins_with_what_the_script_has():
 
 def test_a_trial_is_told_by_what_is_unusual_for_its_task():
     usual = dict(
-        num_steps="2048", learning_rate="0.0002", norm_obs="False", safety_lambdas="0 1", k="4", schedule="none"
+        num_steps="2048", learning_rate="2e-4", norm_obs="False", safety_lambdas="0 1", k="4.0", schedule="none"
     )
     assert fast.told({**usual, "task": RUN, "late": "3", "hold": ""}) == ""
     unusual = dict(usual, num_steps="512", norm_obs="True", safety_lambdas="1", target_kl="0.03", schedule="limit")
