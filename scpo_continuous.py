@@ -48,8 +48,7 @@ TASK_SETTINGS = {
     "SafetyBallReach-v0": dict(cost_limit=10, k=4, beta=0, reward_bias=0.1, ent_coef=0.01, total_timesteps=500 * T),
     "any other task": dict(cost_limit=None, k=4, beta=1, reward_bias=0, ent_coef=0.01, total_timesteps=100 * T, **OWN),
 }
-for task in ("SafetyBallCircle-v0", "SafetyBallRun-v0"):
-    steps = TASK_SETTINGS[task]["total_timesteps"] // 5
+for task, steps in (("SafetyBallCircle-v0", 100 * T), ("SafetyBallRun-v0", 20 * T)):
     TASK_SETTINGS[f"{task} --fast"] = dict(TASK_SETTINGS[task], total_timesteps=steps, **FAST_SETTINGS)
 DELTA = 0.1  # the paper's Delta: in the state, the share of the limit spent stops at 1 + DELTA
 
@@ -304,8 +303,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma, gae_lambda):
     After a termination the value is 0, after a time limit it is the critic's. Both cut the trace.
     """
     deltas = rewards + gamma * (1 - terminations) * next_values - values
-    advantages = np.empty_like(deltas)
-    last = np.zeros_like(deltas[0])
+    advantages, last = np.empty_like(deltas), np.zeros_like(deltas[0])
     for t in reversed(range(len(deltas))):
         advantages[t] = last = deltas[t] + gamma * gae_lambda * (1 - dones[t]) * last
     return advantages
@@ -424,11 +422,11 @@ def train(args, checkpoint=None, make_env=make_env):
         torch.set_rng_state(checkpoint["torch_rng"])
         rng.bit_generator.state = json.loads(checkpoint["numpy_rng"])
 
-    def checkpoint_after(iteration):
+    def snapshot_after(iteration):
         generators = dict(torch_rng=torch.get_rng_state(), numpy_rng=json.dumps(rng.bit_generator.state))
         return dict(iteration=iteration, agent=agent.state_dict(), adam=list(adam), **generators)
 
-    yield dict(checkpoint=checkpoint_after(first - 1))
+    yield dict(checkpoint=snapshot_after(first - 1))
     for iteration in range(first, num_iterations + 1):
         # Sample (a_t, s_t) ~ pi for T steps (Algorithm 1, line 2)
         if iteration == first or (args.save_every and (iteration - 1) % args.save_every == 0):
@@ -463,8 +461,7 @@ def train(args, checkpoint=None, make_env=make_env):
         safety_values, next_safety_values = (agent.get_safety_value(x).cpu().numpy() for x in (b_obs, b_next_obs))
         next_safety_values = np.where(dones == 1, 1, next_safety_values)  # over: whether it was safe is known
         next_safety_values = np.where(next_safe == 1, next_safety_values, 0)  # beyond the limit: unsafe for ever
-        q_by_lambda = [safety_q(safe, next_safety_values, dones, args.safety_gamma, lam) for lam in args.safety_lambdas]
-        q = np.mean(q_by_lambda, axis=0)
+        q = np.mean([safety_q(safe, next_safety_values, dones, args.safety_gamma, x) for x in args.safety_lambdas], 0)
         safety_targets = safety_target(safe, next_safety_values, dones, args.safety_gamma)
 
         # Nullify unsafe reward, estimate A^{rc,k} (lines 4 to 6)
@@ -515,8 +512,7 @@ def train(args, checkpoint=None, make_env=make_env):
             "safety/negative_reward_share": (rewards + args.reward_bias < 0).mean(),
             "charts/sampling_SPS": int(batch_size / sampling_seconds),
         })  # fmt: skip
-        progress = dict(scalars=scalars, episodes=episodes, sampled_from=sampled_from)
-        yield dict(checkpoint=checkpoint_after(iteration), **progress)
+        yield dict(checkpoint=snapshot_after(iteration), scalars=scalars, episodes=episodes, sampled_from=sampled_from)
 
 
 if __name__ == "__main__":

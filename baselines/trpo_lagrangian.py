@@ -269,8 +269,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma, gae_lambda):
     After a termination the value is 0, after a time limit it is the critic's. Both cut the trace.
     """
     deltas = rewards + gamma * (1 - terminations) * next_values - values
-    advantages = np.empty_like(deltas)
-    last = np.zeros_like(deltas[0])
+    advantages, last = np.empty_like(deltas), np.zeros_like(deltas[0])
     for t in reversed(range(len(deltas))):
         advantages[t] = last = deltas[t] + gamma * gae_lambda * (1 - dones[t]) * last
     return advantages
@@ -470,11 +469,11 @@ def train(args, checkpoint=None, make_env=make_env):
         torch.set_rng_state(checkpoint["torch_rng"])
         rng.bit_generator.state = json.loads(checkpoint["numpy_rng"])
 
-    def checkpoint_after(iteration):
+    def snapshot_after(iteration):
         generators = dict(torch_rng=torch.get_rng_state(), numpy_rng=json.dumps(rng.bit_generator.state))
         return dict(iteration=iteration, agent=agent.state_dict(), optimizer=optimizer.state_dict(), **generators)
 
-    yield dict(checkpoint=checkpoint_after(first - 1))
+    yield dict(checkpoint=snapshot_after(first - 1))
     for iteration in range(first, num_iterations + 1):
         # Sample
         if iteration == first or (args.save_every and (iteration - 1) % args.save_every == 0):
@@ -551,8 +550,7 @@ def train(args, checkpoint=None, make_env=make_env):
             "losses/reward_scale": reward_scale,
             "charts/sampling_SPS": int(batch_size / sampling_seconds),
         }
-        progress = dict(scalars=scalars, episodes=episodes, sampled_from=sampled_from)
-        yield dict(checkpoint=checkpoint_after(iteration), **progress)
+        yield dict(checkpoint=snapshot_after(iteration), scalars=scalars, episodes=episodes, sampled_from=sampled_from)
 
 
 if __name__ == "__main__":
