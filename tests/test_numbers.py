@@ -232,12 +232,7 @@ CHECKS = {
     ],
     "docs/your-own-env.md": [
         ("numbers with a standard deviation of # ", lambda: [math.exp(UNKNOWN["log_std_init"])]),
-        ("standard deviation starts at # ", lambda: [math.exp(UNKNOWN["log_std_init"])]),
-        (
-            r"iterations are a quarter as long \(# environments, # steps\), the learning rate is # and falls",
-            lambda: [UNKNOWN[name] for name in ("num_envs", "num_steps", "learning_rate")],
-        ),
-        (r"are multiplied by # \(`--reward-scale`\)", lambda: [UNKNOWN["reward_scale"]]),
+        (r"a standard deviation of # \(`scpo_continuous", lambda: [math.exp(UNKNOWN["log_std_init"])]),
         ("`--reward-scale`, # for unknown tasks", lambda: [UNKNOWN["reward_scale"]]),
         (
             "With `--reward-scale #` instead, .* since 100 x # is #",

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import evaluate
+import scpo_continuous
+import scpo_discrete
 import scpo_run
 
 ROOT = Path(__file__).parent.parent
@@ -53,6 +55,23 @@ def train(command, *more, runs_dir="runs"):
 def test_the_task_is_short_and_every_script_has_its_command():
     assert len([line for line in TASK.splitlines() if line.strip()]) <= 22
     assert len({command.split()[1] for command in TRAINING}) == 7 and len(JUDGING) == 2
+
+
+def test_the_table_of_settings():
+    """A row a flag that differs: what it is on the paper's tasks, "by task" where these differ, and elsewhere."""
+    others = scpo_continuous.TASK_SETTINGS["any other task"]
+    shared = {name: value for name, value in others.items() if name != "log_std_init"}
+    assert scpo_discrete.TASK_SETTINGS["any other task"] == shared
+    both = {**scpo_discrete.TASK_SETTINGS, **scpo_continuous.TASK_SETTINGS}
+    papers = [values for task, values in both.items() if task != "any other task" and not task.endswith("--fast")]
+    expected = {}
+    for name, value in others.items():
+        usual = {values.get(name, getattr(scpo_continuous.Args, name)) for values in papers}
+        if usual != {value}:
+            shown = "by task" if len(usual) > 1 else usual.pop(), "needed" if value is None else value
+            expected[name] = [{"True": "on", "False": "off"}.get(str(x), str(x)) for x in shown]
+    rows = re.findall(r"^\| `--([a-z-]+)` \| (.*?) \| (.*?) \|", PAGE, re.M)
+    assert {flag.replace("-", "_"): values for flag, *values in rows} == expected
 
 
 @pytest.mark.parametrize("command", TRAINING[:7], ids=lambda command: Path(command.split()[1]).stem)
