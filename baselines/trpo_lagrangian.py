@@ -531,9 +531,13 @@ def train(args, checkpoint=None, make_env=make_env):
         policy_log = update_policy(agent, b_obs, b_actions, *estimates[:2], args)
         value_loss, cost_value_loss = update_critics(agent, optimizer, b_obs, *estimates[2:], args)
 
-        # Normalise the next iteration's observations and rewards by what has been seen so far
+        # Normalise the next iteration's observations and rewards by what has been seen so far. In the second half of a run
+        # the observations' moments stay: the policy is then near the limit, and a drift would take it over
         discounted_returns, discounted_return = discounted_sums(rewards, dones, discounted_return, args.gamma)
-        for name, x in (("obs", obs.reshape(-1, obs_dim)), ("return", discounted_returns.ravel())):
+        seen = {"return": discounted_returns.ravel()}
+        if 2 * iteration <= num_iterations:
+            seen["obs"] = obs.reshape(-1, obs_dim)
+        for name, x in seen.items():
             moments = [getattr(agent, f"{name}_{moment}") for moment in ("count", "mean", "var")]
             x = torch.as_tensor(x, dtype=torch.float64, device=device)
             for buffer, value in zip(moments, add_to_moments(*moments, x)):
