@@ -65,11 +65,12 @@ def test_the_table_of_settings():
     both = {**scpo_discrete.TASK_SETTINGS, **scpo_continuous.TASK_SETTINGS}
     papers = [values for task, values in both.items() if task != "any other task" and not task.endswith("--fast")]
     expected = {}
-    for name, value in others.items():
-        usual = {values.get(name, getattr(scpo_continuous.Args, name)) for values in papers}
+    for name, default in vars(scpo_continuous.Args()).items():
+        usual, value = {values.get(name, default) for values in papers}, others.get(name, default)
         if usual != {value}:
             shown = "by task" if len(usual) > 1 else usual.pop(), "needed" if value is None else value
-            expected[name] = [{"True": "on", "False": "off"}.get(str(x), str(x)) for x in shown]
+            shown = [" ".join(map(str, x)) if isinstance(x, tuple) else str(x) for x in shown]
+            expected[name] = [{"True": "on", "False": "off"}.get(x, x) for x in shown]
     rows = re.findall(r"^\| `--([a-z-]+)` \| (.*?) \| (.*?) \|", PAGE, re.M)
     assert {flag.replace("-", "_"): values for flag, *values in rows} == expected
 
