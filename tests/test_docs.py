@@ -141,8 +141,8 @@ def test_the_readme_says_for_whom_by_what_was_measured():
     assert share.replace("%", " %") in text
     assert f"at a mean of {lagrangian[1]:.1f} and {cpo[1]:.1f} with a limit of 25, SCPO at {ours[1]:.1f}" in text
     assert min(lagrangian[0], cpo[0]) > 0.95 * ours[0]  # about the same return
-    assert "(Four seeds of SCPO, one of each of the others.)" in text
-    assert [x[3] for x in (ours, lagrangian, cpo)] == [4, 1, 1]
+    assert "(Four seeds each.)" in text
+    assert [x[3] for x in (ours, lagrangian, cpo)] == [4, 4, 4]
 
 
 def test_the_film_is_small_and_moves():
