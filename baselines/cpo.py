@@ -543,7 +543,7 @@ def train(args, checkpoint=None, make_env=make_env):
         value_loss, cost_value_loss = update_critics(agent, optimizer, b_obs, *estimates[2:], args)
 
         # Normalise the next iteration's observations and rewards by what has been seen so far. In the second half of a
-        # run the observations' moments stay: the policy is then near the limit, and a drift would take it over
+        # run the observations' moments stay: their drift would take a policy at the limit over it
         discounted_returns, discounted_return = discounted_sums(rewards, dones, discounted_return, args.gamma)
         seen = {"return": discounted_returns.ravel()}
         if 2 * iteration <= num_iterations:

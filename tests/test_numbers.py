@@ -434,8 +434,8 @@ CHECKS = {
         ),
     ],
     "docs/baselines.md": [
-        (r"last tenth of the iterations, limit #:", lambda: [TASKS[RUN].cost_limit]),
-        (r"cost up to iteration #, where .*? it is # in the old way and # in the new one", where_pcpo_parts),
+        (r"last tenth of the iterations, limit #\. \(On", lambda: [TASKS[RUN].cost_limit]),
+        (r"cost up to iteration #\. That .*? it is # in the old way and # in the new one", where_pcpo_parts),
         (r"\| # environments x # steps", lambda: (TRPO.num_envs, TRPO.num_steps)),
         (r"GAE\(#, #\)", lambda: (TRPO.gamma, TRPO.gae_lambda)),
         ("plus # on the diagonal", lambda: [TRPO.cg_damping]),
