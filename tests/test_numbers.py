@@ -57,6 +57,24 @@ def where_pcpo_parts():
     return last, moves[last], stays[last]
 
 
+def gather_cost(algo):
+    """Mean cost of the last tenth of its run with seed 1 on Gather."""
+    columns = curves.read(RESULTS / "runs" / f"{GATHER}__{algo}__1.csv")
+    assert len(columns["iteration"]) == TASKS[GATHER].iterations
+    return last_tenth(columns["episodic_cost"])
+
+
+def gather_episodes():
+    return TRPO.num_envs * TRPO.num_steps / gym.spec(GATHER).max_episode_steps
+
+
+def held_out(script):
+    """A baseline's rows of held_out.csv, which are of the last iteration on Gather, seed 1."""
+    rows = [row for row in table("held_out.csv") if row["script"] == script]
+    assert {(row["task"], row["seed"], row["iteration"]) for row in rows} == {(GATHER, "1", "500")}
+    return rows
+
+
 MEASURED = {row["name"]: float(row["value"]) for row in table("measured.csv")}
 SLIP = curves.read(RESULTS / "slip.csv")  # columns of the progress.csv of SCPO on Run, seed 3
 VELOCITY = curves.read(RESULTS / "velocity.csv")
@@ -436,6 +454,15 @@ CHECKS = {
     "docs/baselines.md": [
         (r"last tenth of the iterations, limit #\. \(On", lambda: [TASKS[RUN].cost_limit]),
         (r"cost up to iteration #\. That .*? it is # in the old way and # in the new one", where_pcpo_parts),
+        (
+            "At the limit an episode has #, so a batch of # episodes has # costs",
+            lambda: (TASKS[GATHER].cost_limit, gather_episodes(), TASKS[GATHER].cost_limit * gather_episodes()),
+        ),
+        ("Seed 1 ends at # with CPO and at # with PCPO", lambda: [gather_cost("CPO"), gather_cost("PCPO")]),
+        ("sampled # batches with it", lambda: [len(held_out("cpo.py"))]),
+        ("on the other eleven. The table has means over the # batches", lambda: [len(held_out("pcpo.py"))]),
+        ("# costs don't tell in which direction", lambda: [TASKS[GATHER].cost_limit * gather_episodes()]),
+        ("ends nearer to the limit, at #", lambda: [gather_cost("TRPO-L")]),
         (r"\| # environments x # steps", lambda: (TRPO.num_envs, TRPO.num_steps)),
         (r"GAE\(#, #\)", lambda: (TRPO.gamma, TRPO.gae_lambda)),
         ("plus # on the diagonal", lambda: [TRPO.cg_damping]),
@@ -630,3 +657,18 @@ def test_what_the_normaliser_does_to_cpo_and_pcpo_on_run():
         command, over = f"`baselines/{script} --target-kl {target_kl}`", (costs[50:] > TASKS[RUN].cost_limit).sum()
         made.append([command, normaliser, end, f"{over} of 50"])
     assert shown == made
+
+
+def test_what_a_step_does_to_other_batches_on_gather():
+    shown = rows_of("docs/baselines.md", "| script | batch over the limit by |")
+    names = ("excess_cost", "own_cost", "other_cost", "own_return", "other_return")
+    made = []
+    for script in ("cpo.py", "pcpo.py", "trpo.py", "trpo_lagrangian.py"):
+        means = [np.mean([float(row[name]) for row in held_out(script)]) for name in names]
+        made.append([f"`{script}`", *(f"{round(mean, 3) + 0:.3f}" for mean in means)])
+    assert shown[1:] == made
+    for _, over, own, other, *_ in made[:2]:  # "undoes what the batch is over", "next to nothing", "the cost stays"
+        assert -float(own) >= float(over) and abs(float(other)) < 0.05 * -float(own)
+    for script in ("CPO", "PCPO", "TRPO-L"):
+        assert gather_cost(script) > TASKS[GATHER].cost_limit
+    assert gather_cost("TRPO-L") < min(gather_cost("CPO"), gather_cost("PCPO"))

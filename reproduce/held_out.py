@@ -1,0 +1,96 @@
+"""What a baseline's step does to batches that it wasn't made from: python -m reproduce.held_out RUN RUN ...
+
+RUN is a baseline's folder. From its last checkpoint, --batches batches are sampled with the same policy. From each a
+step is made, as in training. Its surrogates, the estimated changes of return and cost, are then taken on that batch
+(own) and on the others (other, their mean). Where the two differ, the step fits the noise of its batch. Writes a row a
+batch to results/held_out.csv, and prints the means. Costs are those of an episode: the change of a step times the
+episode's length. Returns are in standard deviations of the advantage.
+"""
+
+import argparse
+import copy
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+
+import evaluate
+from reproduce import curves
+from reproduce.curves import ALGOS, RESULTS, say
+
+KEYS = ("task", "script", "target_kl", "seed", "iteration", "batch")  # of a row
+VALUES = ("excess_cost", "own_return", "other_return", "own_cost", "other_cost")
+
+
+def sample(script, args, checkpoint, count):
+    """Returns the agent of a checkpoint, `count` batches as update_policy takes them, and the excess cost of each."""
+    agents, batches, excess = [], [], []
+
+    def keep(agent, *batch):
+        agents.append(agent)
+        batches.append([x.clone() for x in batch[:-1]])  # train uses the same memory for the next one
+        excess.append(agent.excess_cost.clone())
+        return {}
+
+    args.total_timesteps = (checkpoint["iteration"] + count) * args.num_envs * args.num_steps
+    args.std_start = args.std_end = checkpoint["agent"]["std"].item()
+    with mock.patch.multiple(script, update_policy=keep, update_critics=lambda *_: (0.0, 0.0)):
+        list(script.train(args, checkpoint))
+    return agents[0], batches, excess
+
+
+def surrogates(agent, old, batch):
+    """The estimated changes of a step's return and cost from `old` to `agent` on a batch."""
+    obs, actions, *advantages = batch
+    with torch.no_grad():
+        logprobs, old_logprobs = (x.get_logprobs(x.actor(obs), actions) for x in (agent, old))
+        return [(torch.expm1(logprobs - old_logprobs) * x).mean().item() for x in advantages]
+
+
+def held_out(run, count):
+    """Returns a dict of KEYS and VALUES for each batch."""
+    env, _, checkpoint = evaluate.load(run)
+    if f"baselines/{checkpoint['script']}" not in ALGOS.values():
+        raise ValueError(f"RUN must be a baseline's; {run} is one of {checkpoint['script']}")
+    script, length = import_module(f"baselines.{Path(checkpoint['script']).stem}"), env.spec.max_episode_steps
+    args = script.Args(**{x: checkpoint["args"][x] for x in script.Args.__dataclass_fields__})
+    agent, batches, excess = sample(script, args, checkpoint, count)
+    rows = []
+    for i, batch in enumerate(batches):
+        agent.excess_cost.copy_(excess[i])
+        new = copy.deepcopy(agent)
+        script.update_policy(new, *batch, args)
+        changes = np.array([surrogates(new, agent, x) for x in batches])
+        own, other = changes[i], np.delete(changes, i, axis=0).mean(0)
+        keys = (args.env_id, checkpoint["script"], args.target_kl, args.seed, checkpoint["iteration"], i)
+        values = (length * excess[i].item(), own[0], other[0], length * own[1], length * other[1])
+        rows.append(dict(zip(KEYS, keys)) | {name: f"{value:.6g}" for name, value in zip(VALUES, values)})
+    return rows
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(prog="reproduce.held_out", description=__doc__.split("\n\n")[0])
+    fail = partial(curves.fail, "reproduce.held_out")
+    parser.error = lambda message: fail(message.replace("argument ", ""))
+    parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser.add_argument("--batches", type=int, default=12, help="2 or more; default: 12")
+    args = parser.parse_args(argv)
+    if args.batches < 2:
+        fail(f"--batches is {args.batches}, but must be 2 or more")
+    path = RESULTS / "held_out.csv"
+    for run in args.runs:
+        try:
+            rows = held_out(run, args.batches)
+        except ValueError as error:
+            fail(error)
+        same = {tuple(str(rows[0][key]) for key in KEYS[:-1])}
+        kept = [row for row in curves.rows_of(path) if tuple(row[key] for key in KEYS[:-1]) not in same]
+        curves.write_rows(path, [*kept, *rows])
+        say(f"{run}: " + ", ".join(f"{x} {np.mean([float(row[x]) for row in rows]):.4g}" for x in VALUES))
+
+
+if __name__ == "__main__":
+    main()
