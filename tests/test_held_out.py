@@ -39,10 +39,13 @@ def test_own_is_what_the_script_logs_of_its_step(script, tmp_path, monkeypatch):
         assert float(row["own_cost"]) == pytest.approx(held_out_length() * log["cost_surrogate_change"], rel=1e-3)
         if script is cpo:  # the others' objective has the cost in it
             assert float(row["own_return"]) == pytest.approx(log["objective_change"], rel=1e-3)
+    stds, policy = [], script.numpy_policy
+    monkeypatch.setattr(script, "numpy_policy", lambda agent: stds.append(agent.std.item()) or policy(agent))
     agent, batches, _ = held_out.sample(script, script.Args(**FLAGS), torch.load(run / "last.pt"), 2)
     for name, value in agent.state_dict().items():
         if not name.startswith(("return_", "excess")):
             assert torch.equal(value, before[name]), name  # all batches are of one policy
+    assert stds == [before["std"].item()] * 2
     assert not torch.equal(batches[0][1], batches[1][1])
 
 
