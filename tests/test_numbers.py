@@ -672,3 +672,21 @@ def test_what_a_step_does_to_other_batches_on_gather():
     for script in ("CPO", "PCPO", "TRPO-L"):
         assert gather_cost(script) > TASKS[GATHER].cost_limit
     assert gather_cost("TRPO-L") < min(gather_cost("CPO"), gather_cost("PCPO"))
+
+
+def test_who_leads_on_gather():
+    algos = [algo for algo in curves.ALGOS if algo != "PPO"]
+    ours = {
+        algo: [curves.read(path) for path in sorted((RESULTS / "runs").glob(f"{GATHER}__{algo}__*.csv"))]
+        for algo in algos
+    }
+    published = curves.load_published()
+    for metric, name, best in (("episodic_return", "return", max), ("episodic_cost", "cost", min)):
+        means = {algo: np.mean([last_tenth(run[metric]) for run in runs]) for algo, runs in ours.items()}
+        assert best(means, key=means.get) == "SCPO"
+        ends = {algo: last_tenth(published[GATHER, algo, name][1]) for algo in algos}
+        assert best(ends, key=ends.get) == "SCPO"
+    limit = TASKS[GATHER].cost_limit
+    assert {algo for algo, mean in means.items() if mean > limit} == {"TRPO", "TRPO-L", "CPO", "PCPO"}
+    assert limit - means["PDO"] < 0.005
+    assert all(len(runs) == 1 for algo, runs in ours.items() if algo != "SCPO")
