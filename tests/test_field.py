@@ -332,3 +332,42 @@ def test_the_page_shows_what_is_kept():
         assert line in text
     for line in plot.table(beside.TABLE, beside.rows(runs)) if runs else ():
         assert line in text
+
+
+def ends(task, algo):
+    """Return, cost and share of safe episodes of each kept run: means over its last tenth, (3, seeds)."""
+    runs = [run for run in field.load(ROOT / "results" / "field")[0] if (run.task, run.label) == (task, algo)]
+    return np.array([[curves.last_tenth(run.columns[name]) for run in runs] for name in beside.METRICS])
+
+
+def best_published(task):
+    """The highest return of the published algorithms that know the limit and keep it."""
+    _, published = field.load(ROOT / "results" / "field")
+    known = [row for row in published if row["task"] == task and row["algorithm"] not in field.UNCONSTRAINED]
+    return max(float(row["return_mean"]) for row in known if float(row["cost_mean"]) <= field.COST_LIMIT)
+
+
+def test_what_the_page_says_of_cheetah_and_hopper():
+    cheetah, hopper, _ = field.TASKS
+    for task in (cheetah, hopper):
+        scpo, trpo_l, cpo = (ends(task, algo).mean(1) for algo in field.SETTINGS)
+        assert scpo[2] > max(trpo_l[2], cpo[2])  # the share of safe episodes
+        assert scpo[0] < best_published(task)
+        assert (scpo[0] < min(trpo_l[0], cpo[0])) if task == cheetah else (scpo[0] > max(trpo_l[0], cpo[0]))
+    assert ends(cheetah, "TRPO-L")[1].mean() < field.COST_LIMIT < ends(cheetah, "CPO")[1].mean()
+    assert sorted(ends(hopper, "TRPO-L")[1])[0] == 0  # a seed that stands still
+
+
+def test_what_the_page_says_of_point_goal():
+    task, (known, _) = "SafetyPointGoal1-v0", field.load(ROOT / "results" / "field")
+    first = [1 - run.columns["safe_episode_rate"][:5].mean() for run in known if run.task == task]
+    assert np.mean(first) == pytest.approx(0.4, abs=0.07)  # unsafe while untrained: two of five
+    rows = [row for row in curves.rows_of(ROOT / "results" / "search.csv") if row["task"] == task]
+    rows = {(float(row["beta"]), row["schedule"]): row for row in rows if row["state"] == "complete" and row["beta"]}
+    for beta in (0.2, 0.3):
+        assert 0.5 < float(rows[beta, "none"]["return"]) < 1.5
+    assert abs(ends(task, "TRPO-L")[0].mean() - 1) < 0.5
+    assert float(rows[0.1, "none"]["return"]) > 10 and float(rows[0.1, "none"]["cost"]) > field.COST_LIMIT
+    lenient = rows[0.05, "limit"]
+    assert float(lenient["return"]) == pytest.approx(best_published(task), rel=0.02)
+    assert float(lenient["cost"]) > 1.5 * field.COST_LIMIT
