@@ -366,6 +366,8 @@ def test_what_the_page_says_of_point_goal():
     rows = {(float(row["beta"]), row["schedule"]): row for row in rows if row["state"] == "complete" and row["beta"]}
     for beta in (0.2, 0.3):
         assert 0.5 < float(rows[beta, "none"]["return"]) < 1.5
+    scpo, trpo_l, cpo = (ends(task, algo)[:, 0] for algo in field.SETTINGS)
+    assert min(scpo[0], cpo[0]) > 10 and trpo_l[1] < field.COST_LIMIT < scpo[1] < cpo[1]
     assert abs(ends(task, "TRPO-L")[0].mean() - 1) < 0.5
     assert float(rows[0.1, "none"]["return"]) > 10 and float(rows[0.1, "none"]["cost"]) > field.COST_LIMIT
     lenient = rows[0.05, "limit"]
