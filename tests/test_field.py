@@ -360,8 +360,8 @@ def test_what_the_page_says_of_cheetah_and_hopper():
 
 def test_what_the_page_says_of_point_goal():
     task, (known, _) = "SafetyPointGoal1-v0", field.load(ROOT / "results" / "field")
-    first = [1 - run.columns["safe_episode_rate"][:5].mean() for run in known if run.task == task]
-    assert np.mean(first) == pytest.approx(0.4, abs=0.07)  # unsafe while untrained: two of five
+    first = [1 - run.columns["safe_episode_rate"][:10].mean() for run in known if run.task == task]
+    assert np.mean(first) == pytest.approx(0.3, abs=0.05)  # break the limit
     rows = [row for row in curves.rows_of(ROOT / "results" / "search.csv") if row["task"] == task]
     rows = {(float(row["beta"]), row["schedule"]): row for row in rows if row["state"] == "complete" and row["beta"]}
     for beta in (0.2, 0.3):
