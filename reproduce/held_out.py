@@ -3,8 +3,8 @@
 RUN is a baseline's folder. From its last checkpoint, --batches batches are sampled with the same policy. From each a
 step is made, as in training. Its surrogates, the estimated changes of return and cost, are then taken on that batch
 (own) and on the others (other, their mean). Where the two differ, the step fits the noise of its batch. Writes a row a
-batch to results/held_out.csv, and prints the means. Costs are those of an episode: the change of a step times the
-episode's length. Returns are in standard deviations of the advantage.
+batch to results/held_out.csv, and prints the means. Costs are those of an episode that lasts to the time limit: the
+change of a step times its length. Returns are in standard deviations of the advantage.
 """
 
 import argparse
@@ -56,6 +56,8 @@ def held_out(run, count):
     if f"baselines/{checkpoint['script']}" not in ALGOS.values():
         raise ValueError(f"RUN must be a baseline's; {run} is one of {checkpoint['script']}")
     script, length = import_module(f"baselines.{Path(checkpoint['script']).stem}"), env.spec.max_episode_steps
+    if not length:
+        raise ValueError(f"RUN: {env.spec.id} has no time limit, so its episodes have no common length")
     args = script.Args(**{x: checkpoint["args"][x] for x in script.Args.__dataclass_fields__})
     agent, batches, excess = sample(script, args, checkpoint, count)
     rows = []
@@ -86,8 +88,7 @@ def main(argv=None):
             rows = held_out(run, args.batches)
         except ValueError as error:
             fail(error)
-        same = {tuple(str(rows[0][key]) for key in KEYS[:-1])}
-        kept = [row for row in curves.rows_of(path) if tuple(row[key] for key in KEYS[:-1]) not in same]
+        kept = [row for row in curves.rows_of(path) if any(row[key] != str(rows[0][key]) for key in KEYS[:-1])]
         curves.write_rows(path, [*kept, *rows])
         say(f"{run}: " + ", ".join(f"{x} {np.mean([float(row[x]) for row in rows]):.4g}" for x in VALUES))
 

@@ -355,7 +355,7 @@ def test_what_the_page_says_of_cheetah_and_hopper():
         assert scpo[0] < best_published(task)
         assert (scpo[0] < min(trpo_l[0], cpo[0])) if task == cheetah else (scpo[0] > max(trpo_l[0], cpo[0]))
     assert ends(cheetah, "TRPO-L")[1].mean() < field.COST_LIMIT < ends(cheetah, "CPO")[1].mean()
-    assert sorted(ends(hopper, "TRPO-L")[1])[0] == 0  # a seed that stands still
+    assert ends(hopper, "TRPO-L")[1].min() == 0  # a seed that stands still
 
 
 def test_what_the_page_says_of_point_goal():

@@ -1,4 +1,4 @@
-"""A baseline's step on its own batch and on others: reproduce/held_out.py, and what baselines.md says of it."""
+"""A baseline's step on its own batch and on others: reproduce/held_out.py."""
 
 import csv
 from dataclasses import asdict
@@ -12,7 +12,6 @@ import scpo_continuous
 from baselines import cpo, trpo_lagrangian
 from reproduce import held_out
 
-ROOT = Path(__file__).parent.parent
 FLAGS = dict(env_id="toy_env:Toy-v0", cost_limit=5, num_envs=2, num_steps=128, save_every=0, total_timesteps=512)
 
 
@@ -95,3 +94,11 @@ def test_bad_input_gets_one_line(batches, says, tmp_path, capsys):
         held_out.main([str(run), "--batches", batches])
     said = capsys.readouterr().err
     assert stop.value.code == 2 and said.count("\n") == 1 and says in said
+
+
+def test_a_task_without_a_time_limit_is_refused(tmp_path, monkeypatch):
+    env, policy, checkpoint = held_out.evaluate.load(run_of(cpo, tmp_path))
+    env.spec.max_episode_steps = None
+    monkeypatch.setattr(held_out.evaluate, "load", lambda run: (env, policy, checkpoint))
+    with pytest.raises(ValueError, match="has no time limit"):
+        held_out.held_out(tmp_path, 2)
