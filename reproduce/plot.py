@@ -282,7 +282,7 @@ def draw(path, rows, published):
 
 
 def save(figure, path):
-    """Writes PATH.png in 256 colours and PATH.svg with two decimals in its lines, a third and two thirds of the size."""
+    """Writes PATH.png in 256 colours and PATH.svg with lines of two decimals: half of the size, and the same to see."""
     figure.savefig(f"{path}.png", dpi=80)
     Image.open(f"{path}.png").convert("RGB").quantize(dither=Image.Dither.NONE).save(f"{path}.png", optimize=True)
     figure.savefig(f"{path}.svg", metadata={"Date": None})

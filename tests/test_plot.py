@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -346,7 +347,7 @@ def remade(tmp_path_factory):
             shutil.copy(path, results)
     (results / "runs").symlink_to(ROOT / "results" / "runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plot.plt.Figure, "savefig", lambda figure, path, **options: Path(path).touch())
+        patch.setattr(plot, "save", lambda figure, path: [Path(f"{path}.{x}").touch() for x in ("png", "svg")])
         plot.make(results, None)
     return results
 
@@ -366,6 +367,21 @@ def test_every_figure_is_there_and_results_stay_small(remade):
     assert drawn == {path.name for path in (ROOT / "results").iterdir() if path.suffix in (".png", ".svg")}
     assert {f"{study}.png" for study in STUDIES} < drawn
     assert sum(path.stat().st_size for path in (ROOT / "results").rglob("*") if path.is_file()) < 8e6
+
+
+def test_a_figure_is_saved_small_and_the_same_each_time(tmp_path):
+    """Two decimals in an SVG's lines are a hundredth of a pixel; its text keeps the scale that it needs."""
+    for name in ("one", "two"):
+        figure, axis = plot.plt.subplots()
+        axis.plot(np.random.default_rng(0).random(500))
+        plot.save(figure, tmp_path / name)
+    assert plot.Image.open(tmp_path / "one.png").mode == "P"
+    svg = (tmp_path / "one.svg").read_text()
+    lines = re.findall("^L .*", svg, re.MULTILINE)
+    assert len(lines) >= 499 and not [line for line in lines if re.search(r"\.\d{3}", line)]
+    assert "scale(0.015625)" in svg
+    for x in ("png", "svg"):
+        assert (tmp_path / f"one.{x}").read_bytes() == (tmp_path / f"two.{x}").read_bytes()
 
 
 def test_every_study_has_all_its_runs():
