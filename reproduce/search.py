@@ -121,7 +121,12 @@ def suggest(trial, task, given):
     values = {name: trial.suggest_categorical(name, choices) for name, choices in space.items()}
     values["learning_rate"] = trial.suggest_float("learning_rate", 2e-4, 4e-3, log=True)
     values["reward_scale"] = trial.suggest_float("reward_scale", 0.003, 1, log=True)
-    values["ent_coef"] = trial.suggest_categorical("ent_coef", [defaults(task)["ent_coef"], 0.0])
+    entropies = [defaults(task)["ent_coef"], 0.0]
+    if given.get("ent_coef", 0.0) in entropies:
+        values["ent_coef"] = trial.suggest_categorical("ent_coef", entropies)
+    else:  # Optuna refuses other choices than the study has
+        values["ent_coef"] = given["ent_coef"]
+        trial.set_user_attr("ent_coef", given["ent_coef"])
     others = {name: trial.suggest_float(name, value, value) for name, value in given.items() if name not in values}
     return dict(values, **others, safety_lambdas=tuple(map(float, values["safety_lambdas"].split())))
 
@@ -228,12 +233,10 @@ def value_of(text):
 
 def check_trial(task, given, steps):
     """Raises ValueError, which says what is wrong, if a trial of these values can't be made."""
-    settings, entropies = defaults(task), sorted({0.0, defaults(task)["ent_coef"]})
+    settings = defaults(task)
     for name, value in given.items():
         if name not in (*settings, "schedule", "hold"):
             raise ValueError(f"--try: {name} is no flag of SCPO's for {task}")
-        if name == "ent_coef" and value not in entropies:
-            raise ValueError(f"--try: ent_coef must be one of {entropies}")
         if name == "hold" and given.get("schedule") != "limit":
             raise ValueError("--try: hold needs schedule=limit")
     flags = {name: value for name, value in given.items() if name in settings and name != "safety_lambdas"}

@@ -89,6 +89,9 @@ def test_one_trial_of_given_values(tmp_path, monkeypatch):
     (row,) = curves.rows_of(tmp_path / "search.csv")
     assert row["seed"] == "101 102" and row["state"] == "complete" and row["vf_coef"] == "0.01"
     assert [float(x) for x in row["return"].split()] == [500.0, 500.0]  # one number a seed
+    assert row["ent_coef"] == "0.005"
+    search.main([RUN, "--steps", "65536", "--try", "ent_coef=0.02"])  # neither the task's nor 0
+    assert made[-1].ent_coef == 0.02 and curves.rows_of(tmp_path / "search.csv")[-1]["ent_coef"] == "0.02"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +104,6 @@ def test_one_trial_of_given_values(tmp_path, monkeypatch):
         (f"{RUN} --try schedule=gamma", "--try: schedule=gamma must be one of none, k, beta, limit"),
         (f"{RUN} --try speed=1", "--try: speed is no flag of SCPO's for SafetyBallRun-v0"),
         ("CartSafe-v0 --try log_std_init=-0.5", "--try: log_std_init is no flag of SCPO's for CartSafe-v0"),
-        (f"{RUN} --try ent_coef=0.02", "--try: ent_coef must be one of [0.0, 0.005]"),
         (f"{RUN} --try hold=0.3", "--try: hold needs schedule=limit"),
         (f"{RUN} --try gamma=0.98 clip_coef=-1", "--clip-coef is -1.0, but must be in (0, 1e6]"),
         (f"{RUN} --steps 100", "--total-timesteps is 100, but must be"),
