@@ -54,10 +54,11 @@ def tell_apart(runs):
 
 
 def rows(runs):
-    """Returns a dict for each task and label: means of the last tenth, a value with its range over the seeds."""
-    found = []
-    for task, label in dict.fromkeys((run.task, run.label) for run in runs):
-        group = [run for run in runs if (run.task, run.label) == (task, label)]
+    """Returns a dict for each task, label and length: means of the last tenth, each with its range over the seeds."""
+    found, groups = [], {}
+    for run in runs:
+        groups.setdefault((run.task, run.label, f"{run.columns['global_step'][-1]:.2g}"), []).append(run)
+    for (task, label, _), group in groups.items():
         ends = [{name: x[-1] for name, x in run.columns.items()} for run in group]
         row = dict(task=task, run=label, seeds=len(group), limit=group[0].limit)
         row["million steps"] = with_range(np.array([end["global_step"] / 1e6 for end in ends]))

@@ -175,12 +175,15 @@ def objective(trial, task, seeds, steps, given):
     return float(np.mean(scores))
 
 
+def storage_of(task):
+    return JournalStorage(JournalFileBackend(str(FOLDER / f"{task}.journal")))
+
+
 def study_of(task):
     FOLDER.mkdir(parents=True, exist_ok=True)
-    storage = JournalStorage(JournalFileBackend(str(FOLDER / f"{task}.journal")))
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
     sampler = optuna.samplers.TPESampler(n_startup_trials=8, constant_liar=True)
-    options = dict(storage=storage, sampler=sampler, pruner=pruner, direction="maximize")
+    options = dict(storage=storage_of(task), sampler=sampler, pruner=pruner, direction="maximize")
     return optuna.create_study(study_name=task, load_if_exists=True, **options)
 
 
@@ -188,7 +191,8 @@ def write_trials():
     """Writes the trials of all journals to search.csv beside their folder, a row a trial."""
     rows = []
     for path in sorted(FOLDER.glob("*.journal")):
-        for trial in study_of(path.stem).get_trials(states=FINISHED):
+        study = optuna.load_study(study_name=path.stem, storage=storage_of(path.stem))  # unlike study_of: only reads
+        for trial in study.get_trials(states=FINISHED):
             if not trial.params:
                 continue  # ended before it began
             scores = [*trial.intermediate_values.values(), trial.value]

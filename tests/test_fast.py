@@ -68,6 +68,9 @@ def test_a_search_goes_on_ends_poor_trials_and_tells_all(tmp_path, monkeypatch):
         assert float(row["learning_rate"]) == pytest.approx(args.learning_rate, rel=1e-4)
         assert args.safety_lambdas == tuple(map(float, row["safety_lambdas"].split()))
     assert made[0].learning_rate == 1e-3 and made[0].num_steps == 512  # begins where trials by hand had led
+    journal = (tmp_path / "search" / f"{RUN}.journal").read_bytes()
+    search.write_trials()
+    assert (tmp_path / "search" / f"{RUN}.journal").read_bytes() == journal  # telling changes nothing
 
 
 def test_the_seeds_of_the_figures_are_refused(capsys):

@@ -167,6 +167,7 @@ def test_runs_of_other_tasks_lengths_and_settings_are_drawn_and_told_apart(tmp_p
         write_run(tmp_path / "c", k=2, iterations=200),
         write_run(tmp_path / "d", script="trpo.py", num_workers=4),
         write_run(tmp_path / "e", exp_name="mine", env_id="Other-v0", cost_limit=0.0),
+        write_run(tmp_path / "f", script="trpo.py", seed=2, iterations=40),
     ]
     plot.main([*map(str, runs), "--figure", str(tmp_path / "new" / "figure")])
     said = capsys.readouterr().out.splitlines()
@@ -178,6 +179,8 @@ def test_runs_of_other_tasks_lengths_and_settings_are_drawn_and_told_apart(tmp_p
         ("Toy-v0", "trpo"),
         ("Other-v0", "mine"),
     ]
+    lengths = [(row[2], row[3]) for row in cells[2:] if row[1] == "trpo"]
+    assert lengths == [("1", "0.02"), ("1", "0.04")]  # no row has runs of two lengths
     seeds = rows["Toy-v0", "scpo_continuous, k 4"]
     # ten iterations had episodes; the last tenth of these is the last one
     assert (seeds["seeds"], seeds["return"], seeds["cost"], seeds["safe"]) == ("2", "40.0 (20.0 to 60.0)", "2.0", "0.5")
