@@ -373,6 +373,11 @@ def test_what_the_page_says_of_point_goal():
     assert min(scpo[0], cpo[0]) > 10 and trpo_l[1] < field.COST_LIMIT < scpo[1] < cpo[1]
     assert abs(ends(task, "TRPO-L")[0].mean() - 1) < 0.5
     assert float(rows[0.1, "none"]["return"]) > 10 and float(rows[0.1, "none"]["cost"]) > field.COST_LIMIT
+    held_out = [row for row in curves.rows_of(ROOT / "results" / "held_out.csv") if field.TASKS[task] == row["task"]]
+    assert len(held_out) == 12 and {row["script"] for row in held_out} == {"cpo.py"}
+    said = {name: np.mean([float(row[name]) for row in held_out]) for name in ("excess_cost", "own_cost", "other_cost")}
+    assert [f"{x:.1f}" for x in said.values()] == ["16.1", "-16.1", "0.0"] and f"{said['other_cost']:.2f}" == "0.02"
+    assert curves.read(ROOT / f"results/field/runs/{task}__CPO__1.csv")["episodes"][-1] == 8
     lenient = rows[0.05, "limit"]
     assert float(lenient["return"]) == pytest.approx(best_published(task), rel=0.02)
     assert float(lenient["cost"]) > 1.5 * field.COST_LIMIT

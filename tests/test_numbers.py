@@ -70,7 +70,7 @@ def gather_episodes():
 
 def held_out(script):
     """A baseline's rows of held_out.csv, which are of the last iteration on Gather, seed 1."""
-    rows = [row for row in table("held_out.csv") if row["script"] == script]
+    rows = [row for row in table("held_out.csv") if (row["task"], row["script"]) == (GATHER, script)]
     assert {(row["task"], row["seed"], row["iteration"]) for row in rows} == {(GATHER, "1", "500")}
     return rows
 
