@@ -76,8 +76,8 @@ class Args:
     log_std_init: float = 0  # log of the standard deviation that actions start with
     target_kl: Optional[float] = None  # no further epoch once the mean KL divergence of one exceeds this (None: never)
     cost_limit: Optional[float] = 25  # the paper's c_0: cost an episode may spend, undiscounted
-    k: float = 2  # power of Q^c in the reward; 0 switches the safety critic off, inf counts only what is surely safe
-    beta: float = 0  # weight of the cost term
+    k: float = 2  # power of Q^c in the reward; 0: all counts; inf, with --safety-lambdas 1: only what is surely safe
+    beta: float = 0  # weight of the cost term; with k 0 it needs --penalty always
     reward_scale: float = 1  # factor of the reward after nullification: large returns drown the policy's gradient
     reward_bias: float = 1.5  # the paper's b, added to each reward to make it positive
     penalty: Literal["unsafe", "always"] = "unsafe"  # cost term: beta (1 - Q^k) c, or beta c whatever Q is
@@ -149,9 +149,7 @@ class SafetyState(gym.Wrapper):
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
-        cost = info.get("cost")
-        if cost is None and "constraint_costs" in info:  # gym-safety's name
-            cost = np.sum(info["constraint_costs"])
+        cost = info["cost"] if "cost" in info else np.sum(info.get("constraint_costs"))  # gym-safety has these
         if cost is None or np.ndim(cost) or not 0 <= cost < math.inf:
             raise ValueError(f'info["cost"] is {cost}, but each step must put one number, 0 or more, into it')
         info["cost"] = float(cost)
@@ -171,7 +169,7 @@ def make_env(env_id, cost_limit, augment_state):
         env = gym.make(env_id, disable_env_checker=True)
         space = env.action_space
         if not isinstance(space, gym.spaces.Box) or np.issubdtype(space.dtype, np.integer):
-            raise ValueError(f"actions must be a Box of floats, not {space}; scpo_discrete.py takes choices")
+            raise ValueError(f"actions must be a Box of floats, not {space}; scpo_discrete.py takes (Multi)Discrete")
         if cost_limit is None:
             raise ValueError("--cost-limit is needed: the cost that an episode may spend, 0 or more")
         env = SafetyState(env, cost_limit, augment_state)
@@ -180,8 +178,10 @@ def make_env(env_id, cost_limit, augment_state):
     except Exception as error:
         reason = str(error) or type(error).__name__
         if "values to unpack" in reason:
-            hint = f"; {env_id.replace('-v', 'Gymnasium-v')} does" if "safety_gym" in env.unwrapped.__module__ else ""
-            reason = f'step must return obs, reward, terminated, truncated, info, and the cost as info["cost"]{hint}'
+            reason = 'reset must return obs, info; step obs, reward, terminated, truncated, info, with info["cost"]'
+        if "Safety" in env_id and "Ball" not in env_id and any(x in reason for x in ("return", "exist", "mutable")):
+            name = env_id.split(":")[-1].replace("Gymnasium", "").replace("-v", "Gymnasium-v")
+            reason += f"; if it is one of Safety-Gymnasium, take scpo_envs.safety_gymnasium:{name}"
         raise ValueError(f"--env-id {env_id}: {reason}") from error
     return env
 
@@ -202,7 +202,7 @@ class Agent(nn.Module):
         super().__init__()
         self.action_space = action_space
         self.action_dim = self.noise_dim = math.prod(action_space.shape)
-        has_range = np.isfinite(action_space.low) & np.isfinite(action_space.high)
+        has_range = np.maximum(-action_space.low, action_space.high) < 1e30  # float32's largest numbers mean none
         low, high = np.where(has_range, action_space.low, -1), np.where(has_range, action_space.high, 1)
         self.middle, self.half = (high + low) / 2, (high - low) / 2
         self.actor = mlp(obs_dim, self.action_dim, last_std=0.01)  # the mean of a Gaussian
@@ -213,8 +213,9 @@ class Agent(nn.Module):
         self.register_buffer("obs_var", torch.ones(obs_dim))
 
     def normalize(self, obs):
-        """What all networks get. Without --norm-obs the mean stays 0 and the variance 1, so nothing changes."""
-        return (obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()
+        """What all networks get. Without --norm-obs the mean stays 0 and the variance 1, and nothing is changed."""
+        bound = torch.where(self.obs_var == 1, torch.inf, 10.0)
+        return ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-bound, bound)
 
     def get_value(self, obs):
         return self.critic(obs).squeeze(-1)
@@ -250,16 +251,16 @@ class Agent(nn.Module):
 def numpy_policy(agent):
     """Returns the policy as a function of NumPy arrays: (num_envs, obs_dim), noise (num_envs, noise_dim) -> actions."""
     # For a dozen rows a forward pass in torch takes several times as long as the multiplications
-    layers = [(layer.weight.T.cpu().numpy(), layer.bias.cpu().numpy()) for layer in agent.actor[::2]]
-    obs_mean, obs_std = agent.obs_mean.cpu().numpy(), (agent.obs_var + 1e-8).sqrt().cpu().numpy()
+    *hidden, (last_weight, last_bias) = [(x.weight.T.cpu().numpy(), x.bias.cpu().numpy()) for x in agent.actor[::2]]
+    obs_mean, obs_var = agent.obs_mean.cpu().numpy(), agent.obs_var.cpu().numpy()
+    obs_std, bound = np.sqrt(obs_var + 1e-8), np.where(obs_var == 1, np.inf, 10).astype(np.float32)
     std = agent.actor_logstd.exp().cpu().numpy()
 
     def act(obs, noise):
-        x = (obs - obs_mean) / obs_std
-        for weight, bias in layers[:-1]:
+        x = np.clip((obs - obs_mean) / obs_std, -bound, bound)
+        for weight, bias in hidden:
             x = np.tanh(x @ weight + bias)
-        weight, bias = layers[-1]
-        return x @ weight + bias + std * noise
+        return x @ last_weight + last_bias + std * noise
 
     return act
 
@@ -372,8 +373,8 @@ def compiled(function, *example):
 def train(args, checkpoint=None, make_env=make_env):
     """Algorithm 1, a generator: yields what to save before the first iteration, and what to log and save after each.
 
-    checkpoint: one that it has yielded, to go on from. All environments begin new episodes then. They also do so every
-    save_every iterations, where checkpoints are saved, so that a resumed run is the same as one without a break.
+    checkpoint: one that it has yielded (a copy: the next iteration changes it), to go on from. New episodes begin then,
+    and every save_every iterations, where checkpoints are saved. So a resumed run is the same as one without a break.
     """
     check_args(args)
     torch.set_num_threads(1)  # the matrices are too small to share
@@ -411,9 +412,8 @@ def train(args, checkpoint=None, make_env=make_env):
 
     gradient_step = update
     if args.compile:
-        minibatch = [x.reshape(batch_size, *x.shape[2:])[: args.minibatch_size] for x in (obs, actions, *[rewards] * 4)]
-        minibatch = tuple(torch.tensor(x, device=device) for x in minibatch)
-        gradient_step = compiled(update, weights, adam, learning_rate, agent, minibatch, args)
+        example = tuple(torch.zeros(args.minibatch_size, *x.shape[2:]).to(device) for x in (obs, actions, *[safe] * 4))
+        gradient_step = compiled(update, weights, adam, learning_rate, agent, example, args)
 
     first = checkpoint["iteration"] + 1 if checkpoint else 1
     if checkpoint:
@@ -522,11 +522,11 @@ if __name__ == "__main__":
         from torch.utils.tensorboard import SummaryWriter
 
         def run(train, Args, task_settings):
-            args = tyro.cli(Args)
+            args, _ = tyro.cli(Args, add_help=False, return_unknown_args=True)  # --env-id sets the defaults
             settings = task_settings.get(args.env_id + " --fast" * args.fast, task_settings["any other task"])
             args = tyro.cli(Args, default=Args(**dict(settings, env_id=args.env_id)))
             print("There is no scpo_run.py to import: no checkpoints, no --resume, logs for TensorBoard in runs/")
-            writer = SummaryWriter(f"runs/{args.env_id.replace(':', '-')}__{args.seed}__{int(time.time())}")
+            writer = SummaryWriter(f"runs/{args.env_id}__{__file__.split('/')[-1]}__{args.seed}__{int(time.time())}")
             for progress in train(args):
                 global_step = progress["checkpoint"]["iteration"] * args.num_envs * args.num_steps
                 scalars, episodes = progress.get("scalars", {}), progress.get("episodes", [])

@@ -56,7 +56,7 @@ class Args:
     env_id: str = "CartSafe-v0"  # Gymnasium id of the task; `module:id` imports the module first
     fast: bool = False  # settings of our own for a fifth of the paper's steps (docs/fast-settings.md)
     seed: int = 1  # of everything: weights, actions, minibatches, environments
-    total_timesteps: int = 500 * T  # environment steps, rounded down to whole iterations
+    total_timesteps: int = 150 * T  # environment steps, rounded down to whole iterations
     num_envs: int = 16  # environments stepped side by side
     num_steps: int = 2048  # steps in each environment an iteration; num-envs x num-steps is the paper's T
     update_epochs: int = 5  # passes over an iteration's steps
@@ -67,20 +67,20 @@ class Args:
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation
     clip_coef: float = 0.2  # the paper's epsilon: how far the surrogate follows the probability ratio away from 1
     surrogate: Literal["l1", "l2"] = "l1"  # what is clipped: l1 is PPO's pi/pi_0 - 1, l2 is 1 - pi_0/pi
-    ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the reward critic's squared error
+    ent_coef: float = 0.001  # weight of the entropy bonus
+    vf_coef: float = 0.005  # weight of the reward critic's squared error
     safety_vf_coef: float = 0.5  # weight of the safety critic's squared error
     max_grad_norm: float = 0.5  # norm that the gradient of all three networks together is scaled down to
     target_kl: Optional[float] = None  # no further epoch once the mean KL divergence of one exceeds this (None: never)
-    cost_limit: Optional[float] = 25  # the paper's c_0: cost an episode may spend, undiscounted
-    k: float = 2  # power of Q^c in the reward; 0 switches the safety critic off, inf counts only what is surely safe
-    beta: float = 0  # weight of the cost term
+    cost_limit: Optional[float] = 1  # the paper's c_0: cost an episode may spend, undiscounted
+    k: float = 5  # power of Q^c in the reward; 0: all counts; inf, with --safety-lambdas 1: only what is surely safe
+    beta: float = 3  # weight of the cost term; with k 0 it needs --penalty always
     reward_scale: float = 1  # factor of the reward after nullification: large returns drown the policy's gradient
-    reward_bias: float = 1.5  # the paper's b, added to each reward to make it positive
+    reward_bias: float = 0  # the paper's b, added to each reward to make it positive
     penalty: Literal["unsafe", "always"] = "unsafe"  # cost term: beta (1 - Q^k) c, or beta c whatever Q is
     termination_cost: float = 0  # above 0 an episode that the task ends itself is unsafe; its last step costs this more
     safety_gamma: float = 0.995  # discount of V^c_gamma, the safety critic's target
-    safety_lambdas: tuple[float, ...] = (0.0, 1.0)  # Q^c is the mean of these estimates: 0 one-step, 1 Monte Carlo
+    safety_lambdas: tuple[float, ...] = (1.0,)  # Q^c is the mean of these estimates: 0 one-step, 1 Monte Carlo
     norm_obs: bool = False  # normalise observations by mean and variance of those in the first half of the run
     augment_state: bool = True  # append the share of the cost limit spent so far to the observation
     device: Literal["cpu", "cuda"] = "cpu"  # where the updates run; the CPU is faster for networks this small
@@ -145,9 +145,7 @@ class SafetyState(gym.Wrapper):
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
-        cost = info.get("cost")
-        if cost is None and "constraint_costs" in info:  # gym-safety's name
-            cost = np.sum(info["constraint_costs"])
+        cost = info["cost"] if "cost" in info else np.sum(info.get("constraint_costs"))  # gym-safety has these
         if cost is None or np.ndim(cost) or not 0 <= cost < math.inf:
             raise ValueError(f'info["cost"] is {cost}, but each step must put one number, 0 or more, into it')
         info["cost"] = float(cost)
@@ -167,7 +165,7 @@ def make_env(env_id, cost_limit, augment_state):
         env = gym.make(env_id, disable_env_checker=True)
         space = env.action_space
         if not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
-            raise ValueError(f"actions must be Discrete or MultiDiscrete, not {space}; scpo_continuous.py takes a Box")
+            raise ValueError(f"actions must be (Multi)Discrete, not {space}; scpo_continuous.py takes a Box of floats")
         if cost_limit is None:
             raise ValueError("--cost-limit is needed: the cost that an episode may spend, 0 or more")
         env = SafetyState(env, cost_limit, augment_state)
@@ -176,8 +174,10 @@ def make_env(env_id, cost_limit, augment_state):
     except Exception as error:
         reason = str(error) or type(error).__name__
         if "values to unpack" in reason:
-            hint = f"; {env_id.replace('-v', 'Gymnasium-v')} does" if "safety_gym" in env.unwrapped.__module__ else ""
-            reason = f'step must return obs, reward, terminated, truncated, info, and the cost as info["cost"]{hint}'
+            reason = 'reset must return obs, info; step obs, reward, terminated, truncated, info, with info["cost"]'
+        if "Safety" in env_id and "Ball" not in env_id and any(x in reason for x in ("return", "exist", "mutable")):
+            name = env_id.split(":")[-1].replace("Gymnasium", "").replace("-v", "Gymnasium-v")
+            reason += f"; if it is one of Safety-Gymnasium, take scpo_envs.safety_gymnasium:{name}"
         raise ValueError(f"--env-id {env_id}: {reason}") from error
     return env
 
@@ -206,8 +206,9 @@ class Agent(nn.Module):
         self.register_buffer("obs_var", torch.ones(obs_dim))
 
     def normalize(self, obs):
-        """What all networks get. Without --norm-obs the mean stays 0 and the variance 1, so nothing changes."""
-        return (obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()
+        """What all networks get. Without --norm-obs the mean stays 0 and the variance 1, and nothing is changed."""
+        bound = torch.where(self.obs_var == 1, torch.inf, 10.0)
+        return ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-bound, bound)
 
     def get_value(self, obs):
         return self.critic(obs).squeeze(-1)
@@ -244,16 +245,16 @@ class Agent(nn.Module):
 def numpy_policy(agent):
     """Returns the policy as a function of NumPy arrays: (num_envs, obs_dim), noise (num_envs, noise_dim) -> actions."""
     # For a dozen rows a forward pass in torch takes several times as long as the multiplications
-    layers = [(layer.weight.T.cpu().numpy(), layer.bias.cpu().numpy()) for layer in agent.actor[::2]]
-    obs_mean, obs_std = agent.obs_mean.cpu().numpy(), (agent.obs_var + 1e-8).sqrt().cpu().numpy()
+    *hidden, (last_weight, last_bias) = [(x.weight.T.cpu().numpy(), x.bias.cpu().numpy()) for x in agent.actor[::2]]
+    obs_mean, obs_var = agent.obs_mean.cpu().numpy(), agent.obs_var.cpu().numpy()
+    obs_std, bound = np.sqrt(obs_var + 1e-8), np.where(obs_var == 1, np.inf, 10).astype(np.float32)
     ends = np.cumsum(agent.num_choices)[:-1]
 
     def act(obs, noise):
-        x = (obs - obs_mean) / obs_std
-        for weight, bias in layers[:-1]:
+        x = np.clip((obs - obs_mean) / obs_std, -bound, bound)
+        for weight, bias in hidden:
             x = np.tanh(x @ weight + bias)
-        weight, bias = layers[-1]
-        perturbed = x @ weight + bias + noise
+        perturbed = x @ last_weight + last_bias + noise
         return np.stack([choice.argmax(-1) for choice in np.split(perturbed, ends, axis=-1)], axis=-1)
 
     return act
@@ -367,8 +368,8 @@ def compiled(function, *example):
 def train(args, checkpoint=None, make_env=make_env):
     """Algorithm 1, a generator: yields what to save before the first iteration, and what to log and save after each.
 
-    checkpoint: one that it has yielded, to go on from. All environments begin new episodes then. They also do so every
-    save_every iterations, where checkpoints are saved, so that a resumed run is the same as one without a break.
+    checkpoint: one that it has yielded (a copy: the next iteration changes it), to go on from. New episodes begin then,
+    and every save_every iterations, where checkpoints are saved. So a resumed run is the same as one without a break.
     """
     check_args(args)
     torch.set_num_threads(1)  # the matrices are too small to share
@@ -405,9 +406,8 @@ def train(args, checkpoint=None, make_env=make_env):
 
     gradient_step = update
     if args.compile:
-        minibatch = [x.reshape(batch_size, *x.shape[2:])[: args.minibatch_size] for x in (obs, actions, *[rewards] * 4)]
-        minibatch = tuple(torch.tensor(x, device=device) for x in minibatch)
-        gradient_step = compiled(update, weights, adam, learning_rate, agent, minibatch, args)
+        example = tuple(torch.zeros(args.minibatch_size, *x.shape[2:]).to(device) for x in (obs, actions, *[safe] * 4))
+        gradient_step = compiled(update, weights, adam, learning_rate, agent, example, args)
 
     first = checkpoint["iteration"] + 1 if checkpoint else 1
     if checkpoint:
@@ -516,11 +516,11 @@ if __name__ == "__main__":
         from torch.utils.tensorboard import SummaryWriter
 
         def run(train, Args, task_settings):
-            args = tyro.cli(Args)
+            args, _ = tyro.cli(Args, add_help=False, return_unknown_args=True)  # --env-id sets the defaults
             settings = task_settings.get(args.env_id + " --fast" * args.fast, task_settings["any other task"])
             args = tyro.cli(Args, default=Args(**dict(settings, env_id=args.env_id)))
             print("There is no scpo_run.py to import: no checkpoints, no --resume, logs for TensorBoard in runs/")
-            writer = SummaryWriter(f"runs/{args.env_id.replace(':', '-')}__{args.seed}__{int(time.time())}")
+            writer = SummaryWriter(f"runs/{args.env_id}__{__file__.split('/')[-1]}__{args.seed}__{int(time.time())}")
             for progress in train(args):
                 global_step = progress["checkpoint"]["iteration"] * args.num_envs * args.num_steps
                 scalars, episodes = progress.get("scalars", {}), progress.get("episodes", [])

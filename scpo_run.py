@@ -51,8 +51,7 @@ class RunArgs:
 
 VERSIONS = dict(python=sys.version.split()[0], **{x: version(x) for x in ("torch", "numpy", "gymnasium")})
 # What --resume may change, since it concerns only the process. All other flags define the run
-PROCESS_FLAGS = "total_timesteps device compile resume num_workers iteration_timeout track".split()
-PROCESS_FLAGS += ["wandb_project_name", "wandb_entity"]
+PROCESS_FLAGS = "total_timesteps device compile resume num_workers iteration_timeout track".split()  # and wandb_*
 SAVED = "script args revisions iteration agent best_return seconds files".split()  # in every last.pt
 
 
@@ -89,13 +88,14 @@ def read_flags(Args, task_settings, script, argv=None):
     args = parse(Flags, argv, default=default)
     if checkpoint:
         for name, value in checkpoint["args"].items():
-            may_differ = name in PROCESS_FLAGS
+            may_differ = name in PROCESS_FLAGS or name.startswith("wandb")
             check(args, name, may_differ or getattr(args, name) == value, f"{value!r}, as in the run to go on with")
         least = (checkpoint["iteration"] + 1) * args.num_envs * args.num_steps
         check(args, "total_timesteps", args.total_timesteps >= least, f"{least} or more, to go beyond what is done")
     check(args, "runs_dir", args.runs_dir, "the name of a folder")
     check(args, "exp_name", args.exp_name != "", "a name, or left out")
-    check(args, "num_workers", 1 <= args.num_workers <= max(args.num_envs, 1), f"in [1, {args.num_envs}], num-envs")
+    fits = args.num_workers == 1 or args.num_envs <= 128 * args.num_workers <= 128 * args.num_envs  # see scpo_workers
+    check(args, "num_workers", fits, f"in [1, {args.num_envs}] with at most 128 num-envs each")
     check(args, "min_safe_rate", 0 <= args.min_safe_rate <= 1, "in [0, 1]")
     check(args, "iteration_timeout", 1 <= args.iteration_timeout <= 1e6, "in [1, 1e6] seconds")
     try:
@@ -272,7 +272,7 @@ def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
         settings = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
         writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{settings}")
         save_last()
-    ended = 0  # episodes since the last checkpoint
+    ended, begun = 0, checkpoint["iteration"]  # episodes since the last checkpoint, and its iteration
     for progress in iterations:
         faulthandler.dump_traceback_later(args.iteration_timeout, exit=True, file=2)
         checkpoint, episodes = progress["checkpoint"], progress["episodes"]
@@ -309,10 +309,10 @@ def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
             save(folder / "best_safe.pt", **made_by, iteration=iteration, agent=progress["sampled_from"])
         ended += len(episodes)
         if iteration == total or stop or (args.save_every and iteration % args.save_every == 0):
-            if not ended and not stop:
+            if not (ended or stop) and iteration - begun >= (args.save_every or total):  # less may be too short for one
                 raise FloatingPointError(f"no episode has ended by iteration {iteration}; the task needs a time limit")
             save_last()
-            ended = 0
+            ended, begun = 0, iteration
         if stop and iteration < total:
             say(f"\nStopped after iteration {iteration} of {total}; go on with --resume {folder}", sys.stdout)
             raise SystemExit(128 + stop[0])

@@ -2,7 +2,8 @@
 
 The worker that an environment lives in changes nothing: it is seeded by itself, so a run is the same for any N, to the
 last bit. Only tasks that draw from the global generators of Python or NumPy differ. For a given N they too do the same
-in every run.
+in every run. A worker gets all its actions before its answers are read. With more than some 200 environments both pipes
+could be full, and both sides would wait for ever, so scpo_run.py allows 128.
 """
 
 import atexit
@@ -27,8 +28,11 @@ class RemoteEnv:
 
     def __init__(self, connection, number, *task):
         self.connection, self.number = connection, number
-        self.observation_space, self.action_space, longest = self.ask("make", task)
+        self.observation_space, self.action_space, longest, self.wrappers = self.ask("make", task)
         self.spec = SimpleNamespace(max_episode_steps=longest)
+
+    def __str__(self):
+        return self.wrappers
 
     def ask(self, name, argument):
         try:
@@ -66,7 +70,7 @@ def work(connection, make_env, seed):
             number, name, argument = connection.recv()
             if name == "make":
                 env = envs[number] = make_env(*argument)
-                answer = env.observation_space, env.action_space, env.spec.max_episode_steps
+                answer = env.observation_space, env.action_space, env.spec.max_episode_steps, str(env)
             elif name == "reset":
                 answer = envs[number].reset(seed=argument)[0], {}
             else:

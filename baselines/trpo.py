@@ -8,8 +8,8 @@ KL divergence:
     max g'x   such that   x'Hx / 2 <= delta
 
 The step is then shortened until the sampled surrogate agrees. TRPO has no constraint. It shows how much return
-and cost the constrained algorithms give up. They differ from it only between the banners. Its cost critic is for the
-log only. Read the functions under "The mathematics", then `train`.
+and cost the constrained algorithms give up. They differ from it between the banners, and TRPO-L and PDO by a multiplier
+that `train` moves. Its cost critic is for the log only. Read the functions under "The mathematics", then `train`.
 
 docs/baselines.md lists the mistakes of public versions that this one avoids, and where it departs from the paper.
 """
@@ -18,6 +18,7 @@ import contextlib
 import json
 import math
 import random
+import sys
 import time
 from dataclasses import dataclass
 from typing import Literal, Optional
@@ -65,8 +66,8 @@ class Args:
     fisher_subsampling: int = 4  # the Fisher matrix is estimated on one in this many observations, drawn at random
     backtrack: float = 0.8  # what a step is multiplied by, again and again, until it is accepted
     line_search_steps: int = 15  # lengths tried; when none is accepted the policy stays
-    std_start: float = 0.509  # standard deviation of continuous actions at the start; not learned, it falls linearly
-    std_end: float = 0.1  # standard deviation at the end
+    std_start: float = 0.509  # standard deviation of continuous actions, not learned; it falls linearly from here
+    std_end: float = 0.1  # to this, in the last iteration
     cost_limit: Optional[float] = 25  # cost an episode may spend on average, undiscounted
     augment_state: bool = False  # append the share of the cost limit spent so far to the observation, as SCPO does
     device: Literal["cpu", "cuda"] = "cpu"  # where the updates run; the CPU is faster for networks this small
@@ -127,9 +128,7 @@ class SafetyState(gym.Wrapper):
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
-        cost = info.get("cost")
-        if cost is None and "constraint_costs" in info:  # gym-safety's name
-            cost = np.sum(info["constraint_costs"])
+        cost = info["cost"] if "cost" in info else np.sum(info.get("constraint_costs"))  # gym-safety has these
         if cost is None or np.ndim(cost) or not 0 <= cost < math.inf:
             raise ValueError(f'info["cost"] is {cost}, but each step must put one number, 0 or more, into it')
         info["cost"] = float(cost)
@@ -159,8 +158,10 @@ def make_env(env_id, cost_limit, augment_state):
     except Exception as error:
         reason = str(error) or type(error).__name__
         if "values to unpack" in reason:
-            hint = f"; {env_id.replace('-v', 'Gymnasium-v')} does" if "safety_gym" in env.unwrapped.__module__ else ""
-            reason = f'step must return obs, reward, terminated, truncated, info, and the cost as info["cost"]{hint}'
+            reason = 'reset must return obs, info; step obs, reward, terminated, truncated, info, with info["cost"]'
+        if "Safety" in env_id and "Ball" not in env_id and any(x in reason for x in ("return", "exist", "mutable")):
+            name = env_id.split(":")[-1].replace("Gymnasium", "").replace("-v", "Gymnasium-v")
+            reason += f"; if it is one of Safety-Gymnasium, take scpo_envs.safety_gymnasium:{name}"
         raise ValueError(f"--env-id {env_id}: {reason}") from error
     return env
 
@@ -183,7 +184,7 @@ class Agent(nn.Module):
         self.is_continuous = isinstance(action_space, gym.spaces.Box)
         if self.is_continuous:
             self.action_dim = self.noise_dim = math.prod(action_space.shape)
-            has_range = np.isfinite(action_space.low) & np.isfinite(action_space.high)
+            has_range = np.maximum(-action_space.low, action_space.high) < 1e30  # float32's largest numbers mean none
             low, high = np.where(has_range, action_space.low, -1), np.where(has_range, action_space.high, 1)
             self.middle, self.half = (high + low) / 2, (high - low) / 2
         else:
@@ -405,8 +406,8 @@ def update_critics(agent, optimizer, obs, returns, cost_returns, args):
 def train(args, checkpoint=None, make_env=make_env):
     """A generator: yields what there is to save before the first iteration, and to log and save after each.
 
-    checkpoint: one that it has yielded, to go on from. All environments begin new episodes then. They also do so every
-    save_every iterations, where checkpoints are saved, so that a resumed run is the same as one without a break.
+    checkpoint: one that it has yielded (a copy: the next iteration changes it), to go on from. New episodes begin then,
+    and every save_every iterations, where checkpoints are saved. So a resumed run is the same as one without a break.
     """
     check_args(args)
     torch.set_num_threads(1)  # the matrices are too small to share
@@ -421,6 +422,8 @@ def train(args, checkpoint=None, make_env=make_env):
     # Environments
     envs = [make_env(args.env_id, args.cost_limit, args.augment_state) for _ in range(args.num_envs)]
     obs_dim, longest = envs[0].observation_space.shape[0], envs[0].spec.max_episode_steps
+    if "<Normalize" in str(envs[0]):
+        print("A Normalize wrapper of the task is not saved with the policy; this script has its own", file=sys.stderr)
     for flags, iterations in (("--total-timesteps", num_iterations), ("--save-every", args.save_every)):
         if longest and 0 < iterations * args.num_steps < longest:
             allowed = f"{flags} must give each environment at least {longest} steps, an episode's length"
@@ -496,7 +499,7 @@ def train(args, checkpoint=None, make_env=make_env):
         cost_advantages = gae(costs, cost_values, next_cost_values, *ends, args.gamma, args.cost_gae_lambda)
         returns, cost_returns = advantages + values, cost_advantages + cost_values
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        cost_advantages = cost_advantages - cost_advantages.mean()
+        cost_advantages = (cost_advantages - cost_advantages.mean()) * costs.any()  # without a cost they are noise
 
         # Optimise the policy, then both critics
         estimates = (advantages, cost_advantages, returns, cost_returns)
@@ -538,11 +541,11 @@ if __name__ == "__main__":
         from torch.utils.tensorboard import SummaryWriter
 
         def run(train, Args, task_settings):
-            args = tyro.cli(Args)
+            args, _ = tyro.cli(Args, add_help=False, return_unknown_args=True)  # --env-id sets the defaults
             settings = task_settings.get(args.env_id, task_settings["any other task"])
             args = tyro.cli(Args, default=Args(**dict(settings, env_id=args.env_id)))
             print("There is no scpo_run.py to import: no checkpoints, no --resume, logs for TensorBoard in runs/")
-            writer = SummaryWriter(f"runs/{args.env_id.replace(':', '-')}__{args.seed}__{int(time.time())}")
+            writer = SummaryWriter(f"runs/{args.env_id}__{__file__.split('/')[-1]}__{args.seed}__{int(time.time())}")
             for progress in train(args):
                 global_step = progress["checkpoint"]["iteration"] * args.num_envs * args.num_steps
                 scalars, episodes = progress.get("scalars", {}), progress.get("episodes", [])

@@ -26,20 +26,19 @@ VALUES = ("excess_cost", "own_return", "other_return", "own_cost", "other_cost")
 
 
 def sample(script, args, checkpoint, count):
-    """Returns the agent of a checkpoint, `count` batches as update_policy takes them, and the excess cost of each."""
-    agents, batches, excess = [], [], []
+    """Returns `count` batches as update_policy takes them, and of each the agent: its excess cost, its multiplier."""
+    agents, batches = [], []
 
     def keep(agent, *batch):
-        agents.append(agent)
+        agents.append(copy.deepcopy(agent))
         batches.append([x.clone() for x in batch[:-1]])  # train uses the same memory for the next one
-        excess.append(agent.excess_cost.clone())
         return {}
 
     args.total_timesteps = (checkpoint["iteration"] + count) * args.num_envs * args.num_steps
     args.std_start = args.std_end = checkpoint["agent"]["std"].item()
     with mock.patch.multiple(script, update_policy=keep, update_critics=lambda *_: (0.0, 0.0)):
         list(script.train(args, checkpoint))
-    return agents[0], batches, excess
+    return agents, batches
 
 
 def surrogates(agent, old, batch):
@@ -59,16 +58,15 @@ def held_out(run, count):
     if not length:
         raise ValueError(f"RUN: {env.spec.id} has no time limit, so its episodes have no common length")
     args = script.Args(**{x: checkpoint["args"][x] for x in script.Args.__dataclass_fields__})
-    agent, batches, excess = sample(script, args, checkpoint, count)
+    agents, batches = sample(script, args, checkpoint, count)
     rows = []
-    for i, batch in enumerate(batches):
-        agent.excess_cost.copy_(excess[i])
+    for i, (agent, batch) in enumerate(zip(agents, batches)):
         new = copy.deepcopy(agent)
         script.update_policy(new, *batch, args)
         changes = np.array([surrogates(new, agent, x) for x in batches])
         own, other = changes[i], np.delete(changes, i, axis=0).mean(0)
         keys = (args.env_id, checkpoint["script"], args.target_kl, args.seed, checkpoint["iteration"], i)
-        values = (length * excess[i].item(), own[0], other[0], length * own[1], length * other[1])
+        values = (length * agent.excess_cost.item(), own[0], other[0], length * own[1], length * other[1])
         rows.append(dict(zip(KEYS, keys)) | {name: f"{value:.6g}" for name, value in zip(VALUES, values)})
     return rows
 

@@ -849,6 +849,20 @@ DIFFERENCES = {
 }
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_without_a_cost_has_no_cost_advantages(name, monkeypatch):
+    """They would be the cost critic's noise, and with a limit of 0 CPO and PCPO would keep away from it."""
+    script, seen = SCRIPTS[name], []
+    update_policy = script.update_policy
+    monkeypatch.setattr(script, "update_policy", lambda *args: seen.append(update_policy(*args)) or seen[-1])
+    size = dict(num_envs=2, num_steps=64, total_timesteps=256, critic_minibatches=4)
+    list(script.train(script.Args(env_id="toy_env:ToyFree-v0", cost_limit=0, **size)))
+    assert len(seen) == 2 and {log["cost_surrogate_change"] for log in seen} == {0.0}
+    if name == "cpo":
+        assert {log["case"] for log in seen} == {4}
+    assert not any(log.get("projected") for log in seen)
+
+
 @pytest.mark.parametrize("one, two", DIFFERENCES)
 def test_two_baselines_differ_in_their_algorithm_alone(one, two):
     """And so do all pairs of the five: what isn't named here is the same, byte for byte, all along the chain."""

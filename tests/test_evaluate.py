@@ -366,7 +366,7 @@ def test_ctrl_c_gets_one_line(runs, capsys, monkeypatch, tmp_path):
         ("{run} --env-id Integers-v0", "actions must be a Box of floats, not Box(0, 10, (2,), int64)"),
         (
             "{run} --env-id Six-v0",
-            'step must return obs, reward, terminated, truncated, info, and the cost as info["cost"]',
+            'reset must return obs, info; step obs, reward, terminated, truncated, info, with info["cost"]',
         ),
         ("{run} --env-id toy_env:ToyNoCost-v0", 'info["cost"] is None'),
         ("{run} --script=", "--script must name the file that made {run}/last.pt"),

@@ -40,10 +40,17 @@ def test_own_is_what_the_script_logs_of_its_step(script, tmp_path, monkeypatch):
             assert float(row["own_return"]) == pytest.approx(log["objective_change"], rel=1e-3)
     stds, policy = [], script.numpy_policy
     monkeypatch.setattr(script, "numpy_policy", lambda agent: stds.append(agent.std.item()) or policy(agent))
-    agent, batches, _ = held_out.sample(script, script.Args(**FLAGS), torch.load(run / "last.pt"), 2)
-    for name, value in agent.state_dict().items():
-        if not name.startswith(("return_", "excess")):
-            assert torch.equal(value, before[name]), name  # all batches are of one policy
+    checkpoint = torch.load(run / "last.pt", weights_only=True)
+    if script is trpo_lagrangian:
+        checkpoint["agent"]["lagrangian_multiplier"].fill_(5)
+    agents, batches = held_out.sample(script, script.Args(**FLAGS), checkpoint, 2)
+    for agent in agents:
+        for name, value in agent.state_dict().items():
+            if not name.startswith(("return_", "excess", "lagrangian")):
+                assert torch.equal(value, before[name]), name  # all batches are of one policy
+    if script is trpo_lagrangian:  # a step is made with the multiplier of its batch
+        first, second = (agent.lagrangian_multiplier.item() for agent in agents)
+        assert first != second
     assert stds == [before["std"].item()] * 2
     assert not torch.equal(batches[0][1], batches[1][1])
 
@@ -55,7 +62,7 @@ def held_out_length():
 def test_other_is_the_mean_over_the_other_batches(tmp_path, monkeypatch):
     batches = [[torch.full((1,), float(i))] for i in range(3)]
     agent = cpo.Agent(4, cpo.make_env("toy_env:Toy-v0", 5, False).action_space)
-    monkeypatch.setattr(held_out, "sample", lambda *args: (agent, batches, [torch.zeros(())] * 3))
+    monkeypatch.setattr(held_out, "sample", lambda *args: ([agent] * 3, batches))
     monkeypatch.setattr(held_out, "surrogates", lambda new, old, batch: [batch[0].item(), -batch[0].item()])
     run = run_of(cpo, tmp_path)
     monkeypatch.setattr(cpo, "update_policy", lambda *args: {})

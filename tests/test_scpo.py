@@ -16,6 +16,7 @@ from torch import nn
 import scpo_continuous as scpo
 import scpo_discrete
 import scpo_run
+from baselines import cpo, pcpo, pdo, trpo, trpo_lagrangian
 
 ROOT = Path(__file__).parent.parent
 SMALL = "--env-id toy_env:Toy-v0 --num-envs 2 --num-steps 64 --minibatch-size 32 --no-compile --cost-limit 3".split()
@@ -391,17 +392,35 @@ def test_an_end_of_the_tasks_own_making_is_unsafe_and_costs_where_asked_for(scri
     np.testing.assert_array_equal(ends, expected)
 
 
-@pytest.mark.parametrize("script", [scpo, scpo_discrete])
+@pytest.mark.parametrize("script", [scpo, scpo_discrete, trpo, trpo_lagrangian, cpo, pcpo, pdo])
 def test_a_wrapper_that_normalises_and_is_not_saved_is_named(script, capsys):
     def with_wrapper(*task):
         env = script.make_env(*task)
         env.env = gym.wrappers.NormalizeObservation(env.env)
         return env
 
-    trained(script, make_env=with_wrapper)
-    assert capsys.readouterr().err.count("--norm-obs") == 1
-    trained(script)
-    assert capsys.readouterr().err == ""
+    for make_env, times in ((with_wrapper, 1), (script.make_env, 0)):
+        args = script.Args(env_id=f"toy_env:Toy{'Choice' * (script is scpo_discrete)}-v0", num_envs=2, num_steps=64)
+        args.total_timesteps, args.save_every, args.compile = 256, 0, False
+        next(script.train(args, make_env=make_env))
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == times and all("A Normalize wrapper of the task is not saved" in line for line in said)
+
+
+@pytest.mark.parametrize("script", [scpo, scpo_discrete])
+def test_what_is_normalised_is_clipped_and_nothing_else_is(script):
+    """A component that was constant so far has variance 0. Its first change must not drown the others."""
+    env_id = "toy_env:Toy-v0" if script is scpo else "toy_env:ToyChoice-v0"
+    agent = script.Agent(3, script.make_env(env_id, 3, True).action_space).requires_grad_(False)
+    agent.obs_mean[:2], agent.obs_var[:2] = torch.tensor([1.0, 5.0]), torch.tensor([0.0, 4.0])
+    obs = torch.tensor([[2.0, 8.0, 30.0], [0.0, -40.0, -30.0]])
+    expected = torch.tensor([[10.0, 1.5, 30.0], [-10.0, -10.0, -30.0]])
+    assert torch.allclose(agent.normalize(obs), expected)
+    noise = np.zeros((2, agent.noise_dim), dtype=np.float32)
+    played = script.numpy_policy(agent)(obs.numpy(), noise)
+    agent.obs_mean.fill_(0)
+    agent.obs_var.fill_(1)
+    np.testing.assert_array_equal(played, script.numpy_policy(agent)(expected.numpy(), noise))
 
 
 @pytest.mark.parametrize("script", [scpo, scpo_discrete])

@@ -794,6 +794,18 @@ def test_a_task_whose_episodes_do_not_end_is_named(save_every, first, ends, tmp_
         run("--runs-dir", tmp_path, "--save-every", save_every)
 
 
+def test_a_stretch_too_short_for_an_episode_is_saved(tmp_path, happens):
+    """The last one of ten iterations, saved every three, and the one that is left after a signal and --resume."""
+    for iteration in (9, 10):
+        happens(iteration, lambda: {"episodes": []})
+    happens(8, lambda: os.kill(os.getpid(), signal.SIGTERM) or {})
+    with pytest.raises(SystemExit) as stop:
+        run("--runs-dir", tmp_path, "--save-every", 3)
+    assert stop.value.code == 143 and load(only(tmp_path) / "last.pt")["iteration"] == 8
+    run("--resume", only(tmp_path))
+    assert load(only(tmp_path) / "last.pt")["iteration"] == 10 and len(rows(only(tmp_path) / "progress.csv")) == 10
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, happens):
     def on_a_small_disk():
         try:
@@ -894,6 +906,19 @@ def test_it_trains_and_resumes_after_a_crash_to_the_last_bit(script, tmp_path, c
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+def test_the_defaults_in_the_file_are_those_of_its_default_task(script):
+    module = importlib.import_module(script)
+    assert module.Args() == module.Args(**module.TASK_SETTINGS[module.Args().env_id])
+
+
+@pytest.mark.parametrize("script", [script for script in SCRIPTS if "discrete" not in script])
+def test_bounds_as_large_as_a_float32_are_none(script):
+    high = np.array([np.finfo(np.float32).max, 200, np.inf], dtype=np.float32)
+    agent = importlib.import_module(script).Agent(4, gym.spaces.Box(-high, high))
+    assert agent.to_env(np.array([[0.5, 0.5, 0.5]])).tolist() == [[0.5, 100, 0.5]]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_copied_alone_into_an_empty_folder_it_trains_prints_and_logs(script, tmp_path):
     copy = tmp_path / "renamed.py"
     shutil.copy(ROOT / f"{script.replace('.', '/')}.py", copy)
@@ -910,6 +935,7 @@ def test_copied_alone_into_an_empty_folder_it_trains_prints_and_logs(script, tmp
     assert notice.startswith("There is no scpo_run.py")
     assert [line.split()[0] for line in lines] == ["0", "128", "256", "384"]
     assert all("episodic_return " in line and "episodic_cost " in line for line in lines[1:])
+    assert only(tmp_path / "runs").name.split("__")[1:3] == ["renamed.py", "1"]
     tags = {tag for tag, step, _ in logged(only(tmp_path / "runs")) if step == 384}
     assert {"episodic_return", "episodic_cost", "episodic_safe", "losses/value_loss"} <= tags
 
@@ -926,7 +952,12 @@ def test_what_no_script_can_train_gets_one_line(script, tmp_path, capsys):
             ["--total-timesteps", 128, "--num-steps", 16, "--num-envs", 8],
             "--total-timesteps must give each environment",
         ),
-        (["--env-id", flags(script, task="Six")[1]], "step must return obs, reward, terminated, truncated, info"),
+        *(
+            (["--env-id", flags(script, task=task)[1]], "reset must return obs, info; step obs, reward, terminated")
+            for task in ("Six", "Old", "Unbuilt")
+        ),
+        (["--env-id", "SafetyNowhere1-v0"], "take scpo_envs.safety_gymnasium:SafetyNowhere1Gymnasium-v0"),
+        (["--env-id", "SafetyNowhere1Gymnasium-v0"], "take scpo_envs.safety_gymnasium:SafetyNowhere1Gymnasium-v0"),
         (["--env-id", "toy_env:ToyNoCost-v0"], "actions must be" if "discrete" in script else 'info["cost"] is None'),
         (["--env-id", "Nowhere-v0"], "--env-id Nowhere-v0"),
         (["--num-envs", 1025], "--num-envs is 1025, but must be in [1, 1024]"),

@@ -11,6 +11,8 @@ class Toy(gym.Env):
 
     def __init__(self, cost="cost", obs="box", fault=None, costs=None):
         self.cost, self.obs, self.fault, self.costs = cost, obs, fault, costs
+        if fault == "unbuilt":
+            raise ValueError("too many values to unpack (expected 2)")
         box = gym.spaces.Box(-1, 1, (2,), np.float32)
         self.observation_space = {
             "box": box,
@@ -25,7 +27,7 @@ class Toy(gym.Env):
         super().reset(seed=seed)
         self.place, self.steps = self.np_random.uniform(-0.2, 0.2, 2), 0
         self.total = getattr(self, "total", 0)
-        return self.observe(), {}
+        return np.zeros(3, np.float32) if self.fault == "old" else (self.observe(), {})
 
     def observe(self):
         zone = int(self.place[0] > 0.5)
@@ -95,11 +97,12 @@ gym.register("ToyFrom5-v0", ToyChoice, max_episode_steps=20, kwargs=dict(actions
 gym.register("ToyChoiceNan-v0", ToyChoice, max_episode_steps=20, kwargs=dict(fault="nan"))
 gym.register("ToyEndless-v0", Toy)
 gym.register("ToyLong-v0", Toy, max_episode_steps=250)
+gym.register("ToyFree-v0", Toy, max_episode_steps=20, kwargs=dict(costs=[0.0] * 20))
 gym.register("ToyTenth-v0", Toy, max_episode_steps=3, kwargs=dict(costs=[0.1] * 3))
 gym.register("ToyChoiceEndless-v0", ToyChoice)
 gym.register("ToyChoiceLong-v0", ToyChoice, max_episode_steps=250)
 gym.register("ToyChoiceTenth-v0", ToyChoice, max_episode_steps=3, kwargs=dict(costs=[0.1] * 3))
 gym.register("ToyDie-v0", Toy, max_episode_steps=20, kwargs=dict(fault="die"))
-for fault in ("raise", "hang", "slow", "array", "forget", "six", "noise"):
+for fault in ("raise", "hang", "slow", "array", "forget", "six", "noise", "old", "unbuilt"):
     gym.register(f"Toy{fault.title()}-v0", Toy, max_episode_steps=20, kwargs=dict(fault=fault))
     gym.register(f"ToyChoice{fault.title()}-v0", ToyChoice, max_episode_steps=20, kwargs=dict(fault=fault))

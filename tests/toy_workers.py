@@ -20,6 +20,9 @@ class Env:
             raise ValueError("--env-id Toy: no such task")
         self.folder = folder
 
+    def __str__(self):
+        return "<Env of the tests>"
+
     def reset(self, seed=None):
         self.rng = self.rng if seed is None else np.random.default_rng(seed)
         self.steps = 0
