@@ -294,6 +294,7 @@ def parse(argv=None):
     add("--algos", nargs="+", choices=ALGOS, metavar="ALGO", help=", ".join(ALGOS))
     add("--study", choices=(*STUDIES, "fast"), help="the runs of a study instead of the campaign's")
     add("--seeds", nargs="+", type=int, help="default: 1 2 3 4, or the study's")
+    add("--missing", action="store_true", help="only the runs that --results has no curve of in full length")
     add("--iterations", type=int, help="stop each run there; a later call without goes on to the paper's length")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time, one thread each (default: a core a run)")
     add("--quick", action="store_true", help="every script on every task, two iterations, into runs/quick")
@@ -324,7 +325,10 @@ def parse(argv=None):
     runs = chosen(args)
     if not runs:
         fail("--tasks and --algos leave no run: PPO is made on CartSafe-v0 alone, the baselines on all other tasks")
-    args.jobs = min(args.jobs, len(runs))
+    if args.missing:
+        kept = args.results / "runs"
+        runs = [run for run in runs if curves.length(kept / f"{run.name}.csv") < run.iterations]
+    args.jobs = max(1, min(args.jobs, len(runs)))
     return args, runs
 
 

@@ -143,7 +143,7 @@ def keep(attempt, name, results, replace=False):
     """Copies a run to results/runs/NAME.csv and .json, each as a whole. Returns what there is to say about it.
 
     A shorter curve never replaces a kept one of the paper's length. `replace` is needed to replace any other longer
-    curve, or one of other settings.
+    curve, or one of other settings. A longer run of the same settings replaces a kept one by itself.
     """
     progress, settings = read(attempt / "progress.csv"), config(attempt / "config.json")
     path = results / "runs" / f"{name}.csv"
@@ -158,7 +158,7 @@ def keep(attempt, name, results, replace=False):
     said, had, have = "", length(path), len(progress["iteration"])
     if had:
         old = config(path.with_suffix(".json"))
-        other = differences(settings, old)
+        other = differences(settings, old, but=["total_timesteps"] if have > had else ())
         said = f"{had} iterations of {'+'.join(revisions(old))}" + (f", other settings: {other}" if other else "")
         full = TASKS.get(name.split("__")[0], Task(0, float("inf"))).iterations
         if had > have and (had >= full or not replace):

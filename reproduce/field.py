@@ -149,6 +149,8 @@ def main(argv=None):
     if stop:
         say("Stopped; the same command goes on where it was")
         raise SystemExit(128 + stop[0])
+    if not args.draw:
+        failed += [run for run in runs if run not in todo and benchmark.keep(run, args)]
     try:
         for name, lines in make(args.results).items():
             say(f"\n{name}", *lines)

@@ -380,13 +380,15 @@ def make(results, cap):
     groups, missing = load_campaign(results, cap)
     rows = campaign(groups, published)
     pooled = over_tasks(groups, published)
+    there = sum(np.isin(SEEDS, runs["seed"]).sum() for algos in groups.values() for runs in algos.values())
+    wanted = len(SEEDS) * sum(len(algos_of(task)) for task in TASKS)
     blocks = {
         "beside the published curves": table(BESIDE, rows),
         "at equal steps": table(EQUAL, rows),
         "over the tasks": table(POOLED, pooled)
         if pooled
         else ["No algorithm has four full-length seeds on each task yet."],
-        "missing": [f"- {line}" for line in missing] or ["Nothing: four seeds of every algorithm at full length."],
+        "missing": [f"{there} of {wanted} runs are there at full length.", "", *(f"- {line}" for line in missing)],
     }
     if rows:
         curves.write_rows(results / "campaign.csv", rows)

@@ -24,8 +24,11 @@ SETTINGS = {  # label: what it changes of the script's defaults
     "Monte_Carlo": dict(safety_lambdas=[1.0]),
     "one_step": dict(safety_lambdas=[0.0]),
     "lambda_0.95": dict(safety_lambdas=[0.95]),
-    # with Reach's settings, for the scripts know the task under its own name alone
-    "slow_box": dict(env_id="SafetyBallReachSlowBox-v0", cost_limit=10, k=4, beta=0, reward_bias=0.1, ent_coef=0.01),
+    "slow_box": dict(  # with Reach's settings, for the scripts know the task under its own name alone
+        **dict(env_id="SafetyBallReachSlowBox-v0", cost_limit=10, k=4, beta=0, reward_bias=0.1, ent_coef=0.01),
+        **dict(num_envs=16, num_steps=2048, learning_rate=2e-4, anneal_lr=False, reward_scale=1, log_std_init=0),
+        norm_obs=False,
+    ),
 }
 STUDIES = {
     "cartsafe": Study("SCPO and PPO on CartSafe", "CartSafe-v0", 150, 4, ("SCPO", "PPO")),

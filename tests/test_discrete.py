@@ -2,7 +2,6 @@
 
 import ast
 import re
-import re
 import subprocess
 import sys
 from pathlib import Path

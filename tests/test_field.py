@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,6 +277,10 @@ def test_the_field_is_made_kept_drawn_and_skipped_the_next_time(toys, tmp_path, 
     assert (
         before == {path: path.stat().st_mtime_ns for path in before} and "from iteration" not in capsys.readouterr().out
     )
+    shutil.rmtree(tmp_path / "results" / "runs")
+    field.main([*where, "--total-timesteps", "10000"])
+    assert len(list((tmp_path / "results" / "runs").iterdir())) == 4  # what is complete is kept all the same
+    capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         field.main([*where, "--total-timesteps", "20000"])
     said = capsys.readouterr().err
