@@ -15,6 +15,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 import scpo_continuous
 import scpo_run
@@ -108,6 +109,12 @@ def speed(column, task, script):
     return float(row[column])
 
 
+def minutes(task):
+    """Of training with SCPO for the paper's number of steps."""
+    steps = TASKS[task].iterations * SCPO.num_envs * SCPO.num_steps
+    return steps / speed("steps_per_second", task, "scpo_continuous.py") / 60
+
+
 def on_run(seed):
     """Costs and shares of safe episodes of SCPO on Run."""
     run = runs(RUN)
@@ -185,6 +192,21 @@ def most_envs():
     return int(re.findall(r"in \[1, (\d+)\]", str(error.value))[0])
 
 
+def most_envs_of_a_worker():
+    """What scpo_run.py allows."""
+    argv = ["--num-envs", "1000", "--num-workers", "2"]
+    with pytest.raises(ValueError) as error:
+        scpo_run.read_flags(scpo_continuous.Args, scpo_continuous.TASK_SETTINGS, ROOT / "scpo_continuous.py", argv)
+    return int(re.findall(r"at most (\d+) num-envs each", str(error.value))[0])
+
+
+def clipped():
+    """The largest normalised observation."""
+    agent = scpo_continuous.Agent(1, gym.spaces.Box(-1, 1, (1,)))
+    agent.obs_var.fill_(0)
+    return agent.normalize(torch.ones(1)).item()
+
+
 def trial_seeds():
     return [int(row["seed"]) for row in BASELINE_TRIALS if "benchmark seeds" not in row["note"]]
 
@@ -229,6 +251,7 @@ CHECKS = {
             "That is # and # times .*? and # and # times",
             lambda: [speed("ratio", task, peer) for peer in PEERS for task in (CIRCLE, RUN)],
         ),
+        ("takes # minutes on Circle and # on Run", lambda: [minutes(task) for task in (CIRCLE, RUN)]),
     ],
     "results/README.md": [
         ("slip over it for # and # iterations", lambda: (slip(2)[2], slip(3)[2])),
@@ -268,7 +291,12 @@ CHECKS = {
         ("a machine that made # steps a second", lambda: [1 / ball_tasks.DT / BOX_SPEED]),
     ],
     "docs/your-own-env.md": [
-        ("numbers with a standard deviation of # ", lambda: [math.exp(UNKNOWN["log_std_init"])]),
+        (
+            "numbers with a standard deviation of # .*?, a baseline's with # ",
+            lambda: (math.exp(UNKNOWN["log_std_init"]), TRPO.std_start),
+        ),
+        ("clip the result to \\+-#", lambda: [clipped()]),
+        ("A worker takes up to # environments", lambda: [most_envs_of_a_worker()]),
         (r"a standard deviation of # \(`scpo_continuous", lambda: [math.exp(UNKNOWN["log_std_init"])]),
         ("`--reward-scale`, # for unknown tasks", lambda: [UNKNOWN["reward_scale"]]),
         (
@@ -279,7 +307,7 @@ CHECKS = {
         ("The default for unknown tasks is #", lambda: [UNKNOWN["beta"]]),
         (r"the power of Q\^c, # for unknown tasks", lambda: [UNKNOWN["k"]]),
         ("`--max-grad-norm` #", lambda: [SCPO.max_grad_norm]),
-        ("On CartSafe returns are near #", lambda: [2 / (1 - SCPO.gamma)]),  # a standing pole earns 2 a step
+        ("On CartSafe discounted returns are near #", lambda: [2 / (1 - SCPO.gamma)]),  # a standing pole earns 2 a step
         (
             "There a `--vf-coef` of # ended at #, the usual # at #",
             lambda: (0.005, cart_trial(0.005), SCPO.vf_coef, cart_trial(SCPO.vf_coef)),
@@ -296,6 +324,10 @@ CHECKS = {
         (r"min\(cost so far / limit, #\)", lambda: [1 + scpo_continuous.DELTA]),
     ],
     "docs/fast-settings.md": [
+        (
+            "Ten iterations are # million steps with `--fast`, # with the paper's settings and # with a baseline",
+            lambda: [1e-5 * size for size in (FAST[RUN][1], *(x.num_envs * x.num_steps for x in (SCPO, TRPO)))],
+        ),
         ("share one gradient norm, #. Discounted returns", lambda: [SCPO.max_grad_norm]),
         (
             "a learning rate of # reached # in a tenth of the published steps, # only #",
@@ -337,7 +369,7 @@ CHECKS = {
     "docs/scpo.md": [
         (
             "the gradient is up to # times the usual one",
-            lambda: [SLIP["grad_norm"][80:92].max() / np.median(SLIP["grad_norm"][60:80])],
+            lambda: [SLIP["grad_norm"][80:].max() / np.median(SLIP["grad_norm"][60:80])],
         ),
         (
             "of its # iterations in the second halves, # have a mean cost over the limit. Without it there are #",
@@ -383,7 +415,7 @@ CHECKS = {
             r"With a weight of # and the mean estimate CartSafe ended at # \(seeds # to #\)",
             lambda: (SCPO.vf_coef, cart_trial(SCPO.vf_coef, "1 to 3"), 1, 3),
         ),
-        ("Returns are near # there", lambda: [2 / (1 - SCPO.gamma)]),
+        ("Discounted returns are near # there", lambda: [2 / (1 - SCPO.gamma)]),
         (
             "return / cost over the last # of # iterations",
             lambda: (TASKS[CART].iterations / 10, TASKS[CART].iterations),
@@ -486,7 +518,6 @@ CHECKS = {
         ("They use seeds # to #", lambda: (min(trial_seeds()), max(trial_seeds()))),
         ("The last # rows were made", lambda: [corrected_rows()]),
         ("seed #, means of iterations # to # of a run of #", lambda: (101, 37, 40, TASKS[CIRCLE].iterations)),
-        ("other rows among the last # were", lambda: [corrected_rows()]),
         ("b is the mean of # steps", lambda: [TRPO.num_envs * TRPO.num_steps]),
         ("# x `cost_surrogate_change`", lambda: [gym.spec(REACH).max_episode_steps]),
     ],
