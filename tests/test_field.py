@@ -356,6 +356,35 @@ def best_published(task):
     return max(float(row["return_mean"]) for row in known if float(row["cost_mean"]) <= field.COST_LIMIT)
 
 
+def test_the_page_trains_with_the_settings_of_the_runs():
+    told = [
+        line.split("$SG:")[1].split()
+        for line in field.PAGE.read_text().splitlines()
+        if "continuous.py --env-id $SG" in line
+    ]
+    for (task, settings), (env_id, *flags) in zip(field.BY_TASK.items(), told, strict=True):
+        assert field.TASKS[task].endswith(f":{env_id}")
+        argv = ["--cost-limit", field.COST_LIMIT]
+        for name, value in settings.items():
+            argv += [f"--{name.replace('_', '-')}", value]
+        assert flags == [str(word) for word in argv]
+
+
+def test_what_the_page_says_of_safety_gamma():
+    rows = [
+        row for row in curves.rows_of(ROOT / "results" / "search.csv") if row["task"] == "SafetyHalfCheetahVelocity-v1"
+    ]
+    safe, returned = {}, {}
+    for row in rows:
+        if row["steps"] == "1048576" and row["norm_obs"] == "True" and row["state"] == "complete":
+            key = float(row["k"] or 4), float(row["beta"] or 1), float(row["safety_gamma"] or 0.995)
+            safe[key], returned[key] = float(row["safe"]), float(row["return"])
+    gains = [safe[k, beta, 0.999] - safe[k, beta, 0.995] for k, beta in ((2, 0), (4, 1))]
+    assert [round(100 * gain) for gain in gains] == [4, 6] and len(safe) == 4
+    ratios = [returned[k, beta, 0.999] / returned[k, beta, 0.995] for k, beta in ((2, 0), (4, 1))]
+    assert round(100 * (1 - ratios[0])) == 11 and abs(ratios[1] - 1) < 0.01
+
+
 def test_what_the_page_says_of_cheetah_and_hopper():
     cheetah, hopper, _ = field.TASKS
     for task in (cheetah, hopper):
