@@ -343,9 +343,10 @@ def test_the_page_shows_what_is_kept():
         assert line in text
 
 
-def ends(task, algo):
+def ends(task, algo, million_steps=2):
     """Return, cost and share of safe episodes of each kept run: means over its last tenth, (3, seeds)."""
     runs = [run for run in field.load(ROOT / "results" / "field")[0] if (run.task, run.label) == (task, algo)]
+    runs = [run for run in runs if round(run.columns["global_step"][-1] / 1e6) == million_steps]
     return np.array([[curves.last_tenth(run.columns[name]) for run in runs] for name in beside.METRICS])
 
 
@@ -392,6 +393,12 @@ def test_what_the_page_says_of_cheetah_and_hopper():
         assert scpo[2] > max(trpo_l[2], cpo[2])  # the share of safe episodes
         assert scpo[0] < best_published(task)
         assert (scpo[0] < min(trpo_l[0], cpo[0])) if task == cheetah else (scpo[0] > max(trpo_l[0], cpo[0]))
+    long = [ends(task, "SCPO", 10) for task in (cheetah, hopper)]
+    assert [values.shape[1] for values in long] == [2, 1]
+    assert [f"{values[0].mean() / best_published(x):.0%}" for x, values in zip(field.TASKS, long)] == ["95%", "96%"]
+    assert [f"{values[2].mean():.0%}" for values in long] == ["95%", "99%"]
+    assert all(0.85 * field.COST_LIMIT < values[1].mean() < field.COST_LIMIT for values in long)
+    assert 0.97 < long[0][0].mean() / ends(cheetah, "TRPO-L")[0].mean() < 1
     assert ends(cheetah, "TRPO-L")[1].mean() < field.COST_LIMIT < ends(cheetah, "CPO")[1].mean()
     assert ends(hopper, "TRPO-L")[1].min() == 0  # a seed that stands still
 
