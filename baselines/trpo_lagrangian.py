@@ -1,9 +1,9 @@
-"""TRPO with a Lagrange multiplier (TRPO-L): the multiplier is the price of cost and rises while the limit is exceeded.
+"""TRPO with a Lagrange multiplier (TRPO-L): it is the weight of the cost, and rises while the limit is exceeded.
 
 Paper: Ray, Achiam & Amodei (2019), "Benchmarking Safe Exploration in Deep Reinforcement Learning".
 
 In each batch the multiplier first follows the costs of the batch's episodes. Then the policy takes TRPO's step for
-reward minus priced cost:
+reward minus weighted cost:
 
     multiplier <- max(0, multiplier + lr (mean episode cost - limit))
     max g'x   such that   x'Hx / 2 <= delta,   g the gradient of   (A_r - multiplier A_c) / (1 + multiplier)
