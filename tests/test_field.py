@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -411,6 +412,21 @@ def test_what_the_page_says_of_point_goal():
     rows = {(float(row["beta"]), row["schedule"]): row for row in rows if row["state"] == "complete" and row["beta"]}
     for beta in (0.2, 0.3):
         assert 0.5 < float(rows[beta, "none"]["return"]) < 1.5
+    assert round(float(rows[0.2, "none"]["cost"])) == 13
+    measured = {row["name"]: float(row["value"]) for row in curves.rows_of(ROOT / "results" / "measured.csv")}
+    names = (
+        "standard deviation at the start,standard deviation at the end,cost of the mean actions,cost of the sampled "
+    )
+    names += "actions,return of the mean actions,return of the sampled actions,mean Q^c at the end"
+    said = [measured[f"PointGoal1, SCPO seed 1: {name}"] for name in names.split(",")]
+    shown = "from 0.6 to 1.5, .* costs 21.7 an episode .* and 30.9 with .* 16.1 and 15.5. .* Q^c is 0.69 on"
+    numbers = re.findall(r"\d+\.\d+", shown)
+    assert [f"{x:.{len(y.split('.')[1])}f}" for x, y in zip(said, numbers, strict=True)] == numbers
+    assert re.search(shown.replace("^", r"\^"), " ".join(field.PAGE.read_text().split()))
+    assert (
+        round(said[-1] ** 4, 2) == 0.23
+        and measured["PointGoal1, SCPO seed 1: safe episodes of the mean actions"] == 0.65
+    )
     scpo, trpo_l, cpo = (ends(task, algo)[:, 0] for algo in field.SETTINGS)
     assert min(scpo[0], cpo[0]) > 10 and trpo_l[1] < field.COST_LIMIT < scpo[1] < cpo[1]
     assert abs(ends(task, "TRPO-L")[0].mean() - 1) < 0.5
