@@ -145,7 +145,7 @@ class SafetyState(gym.Wrapper):
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
-        cost = info["cost"] if "cost" in info else np.sum(info.get("constraint_costs"))  # gym-safety has these
+        cost = info["cost"] if "cost" in info else np.sum(info.get("constraint_costs"))  # gym-safety's name
         if cost is None or np.ndim(cost) or not 0 <= cost < math.inf:
             raise ValueError(f'info["cost"] is {cost}, but each step must put one number, 0 or more, into it')
         info["cost"] = float(cost)
@@ -207,7 +207,7 @@ class Agent(nn.Module):
 
     def normalize(self, obs):
         """What all networks get. Without --norm-obs the mean stays 0 and the variance 1, and nothing is changed."""
-        bound = torch.where(self.obs_var == 1, torch.inf, 10.0)
+        bound = torch.where(self.obs_var == 1, torch.inf, 10.0)  # what was constant so far must not drown the rest
         return ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-bound, bound)
 
     def get_value(self, obs):

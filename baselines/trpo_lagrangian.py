@@ -129,7 +129,7 @@ class SafetyState(gym.Wrapper):
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
-        cost = info["cost"] if "cost" in info else np.sum(info.get("constraint_costs"))  # gym-safety has these
+        cost = info["cost"] if "cost" in info else np.sum(info.get("constraint_costs"))  # gym-safety's name
         if cost is None or np.ndim(cost) or not 0 <= cost < math.inf:
             raise ValueError(f'info["cost"] is {cost}, but each step must put one number, 0 or more, into it')
         info["cost"] = float(cost)

@@ -409,7 +409,9 @@ def test_what_the_page_says_of_point_goal():
     first = [1 - run.columns["safe_episode_rate"][:10].mean() for run in known if run.task == task]
     assert np.mean(first) == pytest.approx(0.3, abs=0.05)  # break the limit
     rows = [row for row in curves.rows_of(ROOT / "results" / "search.csv") if row["task"] == task]
-    rows = {(float(row["beta"]), row["schedule"]): row for row in rows if row["state"] == "complete" and row["beta"]}
+    rows = [row for row in rows if row["state"] == "complete" and row["beta"]]
+    by_entropy = {float(row["ent_coef"]): row for row in rows if float(row["beta"]) == 0.1}
+    rows = {(float(row["beta"]), row["schedule"]): row for row in rows if float(row["ent_coef"]) == 0.01}
     for beta in (0.2, 0.3):
         assert 0.5 < float(rows[beta, "none"]["return"]) < 1.5
     assert round(float(rows[0.2, "none"]["cost"])) == 13
