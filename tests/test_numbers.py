@@ -69,10 +69,10 @@ def gather_episodes():
     return TRPO.num_envs * TRPO.num_steps / gym.spec(GATHER).max_episode_steps
 
 
-def held_out(script):
-    """A baseline's rows of held_out.csv, which are of the last iteration on Gather, seed 1."""
-    rows = [row for row in table("held_out.csv") if (row["task"], row["script"]) == (GATHER, script)]
-    assert {(row["task"], row["seed"], row["iteration"]) for row in rows} == {(GATHER, "1", "500")}
+def held_out(script, task=GATHER):
+    """A baseline's rows of held_out.csv, which are of the last iteration, seed 1."""
+    rows = [row for row in table("held_out.csv") if (row["task"], row["script"]) == (task, script)]
+    assert {(row["task"], row["seed"], row["iteration"]) for row in rows} == {(task, "1", "500")}
     return rows
 
 
@@ -190,6 +190,13 @@ def most_envs():
     with pytest.raises(ValueError) as error:
         scpo_continuous.check_args(scpo_continuous.Args(num_envs=10**6))
     return int(re.findall(r"in \[1, (\d+)\]", str(error.value))[0])
+
+
+def on_reach():
+    """CPO's cost at the end, seed 1, and what its step changes on its own batch and on others."""
+    rows = held_out("cpo.py", REACH)
+    means = [-np.mean([float(row[name]) for row in rows]) for name in ("own_cost", "other_cost")]
+    return last_tenth(curves.read(RESULTS / "runs" / f"{REACH}__CPO__1.csv")["episodic_cost"]), *means
 
 
 def most_envs_of_a_worker():
@@ -484,6 +491,10 @@ CHECKS = {
         ),
     ],
     "docs/baselines.md": [
+        (
+            "CPO's seed # ends at a cost of # with a limit of #. Its .*? by # on its own batch and by # on the others",
+            lambda: (1, on_reach()[0], TASKS[REACH].cost_limit, *on_reach()[1:]),
+        ),
         (r"last tenth of the iterations, limit #\. \(On", lambda: [TASKS[RUN].cost_limit]),
         (r"cost up to iteration #\. That .*? it is # in the old way and # in the new one", where_pcpo_parts),
         (
