@@ -412,6 +412,7 @@ def test_what_the_page_says_of_point_goal():
     rows = [row for row in rows if row["state"] == "complete" and row["beta"]]
     by_entropy = {float(row["ent_coef"]): row for row in rows if float(row["beta"]) == 0.1}
     rows = {(float(row["beta"]), row["schedule"]): row for row in rows if float(row["ent_coef"]) == 0.01}
+    assert float(by_entropy[0]["return"]) == pytest.approx(2.5, abs=0.05) and by_entropy[0]["steps"] == "2097152"
     for beta in (0.2, 0.3):
         assert 0.5 < float(rows[beta, "none"]["return"]) < 1.5
     assert round(float(rows[0.2, "none"]["cost"])) == 13
