@@ -176,8 +176,8 @@ def make_env(env_id, cost_limit, augment_state):
         if "values to unpack" in reason:
             reason = 'reset must return obs, info; step obs, reward, terminated, truncated, info, with info["cost"]'
         if "Safety" in env_id and "Ball" not in env_id and any(x in reason for x in ("return", "exist", "mutable")):
-            name = env_id.split(":")[-1].replace("Gymnasium", "").replace("-v", "Gymnasium-v")
-            reason += f"; if it is one of Safety-Gymnasium, take scpo_envs.safety_gymnasium:{name}"
+            name = f"safety_gymnasium:{env_id.split(':')[-1].replace('Gymnasium', '').replace('-v', 'Gymnasium-v')}"
+            reason += f"; if it is one of Safety-Gymnasium, take scpo_envs.{name}" * (not env_id.endswith("." + name))
         raise ValueError(f"--env-id {env_id}: {reason}") from error
     return env
 
@@ -408,7 +408,6 @@ def train(args, checkpoint=None, make_env=make_env):
     if args.compile:
         example = tuple(torch.zeros(args.minibatch_size, *x.shape[2:]).to(device) for x in (obs, actions, *[safe] * 4))
         gradient_step = compiled(update, weights, adam, learning_rate, agent, example, args)
-
     first = checkpoint["iteration"] + 1 if checkpoint else 1
     if checkpoint:
         agent.load_state_dict(checkpoint["agent"])  # and with it `weights`
@@ -520,7 +519,8 @@ if __name__ == "__main__":
             settings = task_settings.get(args.env_id + " --fast" * args.fast, task_settings["any other task"])
             args = tyro.cli(Args, default=Args(**dict(settings, env_id=args.env_id)))
             print("There is no scpo_run.py to import: no checkpoints, no --resume, logs for TensorBoard in runs/")
-            writer = SummaryWriter(f"runs/{args.env_id}__{__file__.split('/')[-1]}__{args.seed}__{int(time.time())}")
+            name = f"{args.env_id}__{__file__.split('/')[-1]}__{args.seed}__{int(time.time())}"
+            writer = SummaryWriter("runs/" + name.replace(":", "-").replace("/", "-"))
             for progress in train(args):
                 global_step = progress["checkpoint"]["iteration"] * args.num_envs * args.num_steps
                 scalars, episodes = progress.get("scalars", {}), progress.get("episodes", [])

@@ -2,8 +2,8 @@
 
 The worker that an environment lives in changes nothing: it is seeded by itself, so a run is the same for any N, to the
 last bit. Only tasks that draw from the global generators of Python or NumPy differ. For a given N they too do the same
-in every run. A worker gets all its actions before its answers are read. With more than some 200 environments both pipes
-could be full, and both sides would wait for ever, so scpo_run.py allows 128.
+in every run. A worker gets all its actions before its answers are read. With many environments both pipes could be
+full, and both sides would wait for ever, so scpo_run.py allows 32 a worker.
 """
 
 import atexit

@@ -160,8 +160,8 @@ def make_env(env_id, cost_limit, augment_state):
         if "values to unpack" in reason:
             reason = 'reset must return obs, info; step obs, reward, terminated, truncated, info, with info["cost"]'
         if "Safety" in env_id and "Ball" not in env_id and any(x in reason for x in ("return", "exist", "mutable")):
-            name = env_id.split(":")[-1].replace("Gymnasium", "").replace("-v", "Gymnasium-v")
-            reason += f"; if it is one of Safety-Gymnasium, take scpo_envs.safety_gymnasium:{name}"
+            name = f"safety_gymnasium:{env_id.split(':')[-1].replace('Gymnasium', '').replace('-v', 'Gymnasium-v')}"
+            reason += f"; if it is one of Safety-Gymnasium, take scpo_envs.{name}" * (not env_id.endswith("." + name))
         raise ValueError(f"--env-id {env_id}: {reason}") from error
     return env
 
@@ -499,7 +499,7 @@ def train(args, checkpoint=None, make_env=make_env):
         cost_advantages = gae(costs, cost_values, next_cost_values, *ends, args.gamma, args.cost_gae_lambda)
         returns, cost_returns = advantages + values, cost_advantages + cost_values
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        cost_advantages = (cost_advantages - cost_advantages.mean()) * costs.any()  # without a cost they are noise
+        cost_advantages = (cost_advantages - cost_advantages.mean()) * costs.any()  # with no cost in it they are noise
 
         # Optimise the policy, then both critics
         estimates = (advantages, cost_advantages, returns, cost_returns)
@@ -545,7 +545,8 @@ if __name__ == "__main__":
             settings = task_settings.get(args.env_id, task_settings["any other task"])
             args = tyro.cli(Args, default=Args(**dict(settings, env_id=args.env_id)))
             print("There is no scpo_run.py to import: no checkpoints, no --resume, logs for TensorBoard in runs/")
-            writer = SummaryWriter(f"runs/{args.env_id}__{__file__.split('/')[-1]}__{args.seed}__{int(time.time())}")
+            name = f"{args.env_id}__{__file__.split('/')[-1]}__{args.seed}__{int(time.time())}"
+            writer = SummaryWriter("runs/" + name.replace(":", "-").replace("/", "-"))
             for progress in train(args):
                 global_step = progress["checkpoint"]["iteration"] * args.num_envs * args.num_steps
                 scalars, episodes = progress.get("scalars", {}), progress.get("episodes", [])

@@ -325,6 +325,8 @@ def parse(argv=None):
     runs = chosen(args)
     if not runs:
         fail("--tasks and --algos leave no run: PPO is made on CartSafe-v0 alone, the baselines on all other tasks")
+    if args.missing and args.engine == "slurm":
+        fail("--missing doesn't work with --engine slurm: the tasks of an array count the same runs to its end")
     if args.missing:
         kept = args.results / "runs"
         runs = [run for run in runs if curves.length(kept / f"{run.name}.csv") < run.iterations]
@@ -346,7 +348,7 @@ def main(argv=None):
     stop = signals()
     make, jobs = execute, args.jobs
     if args.engine == "ray":
-        make, jobs = clusters.connect_to_ray(args.ray_address), len(runs)
+        make, jobs = clusters.connect_to_ray(args.ray_address), max(1, len(runs))
     elif todo and args.one is None:
         say("Measuring this machine ...")
         measured = measured_seconds(todo, stop)

@@ -382,13 +382,14 @@ def make(results, cap):
     pooled = over_tasks(groups, published)
     there = sum(np.isin(SEEDS, runs["seed"]).sum() for algos in groups.values() for runs in algos.values())
     wanted = len(SEEDS) * sum(len(algos_of(task)) for task in TASKS)
+    length = f"with {cap} iterations, or with all" if cap else "at full length"
     blocks = {
         "beside the published curves": table(BESIDE, rows),
         "at equal steps": table(EQUAL, rows),
         "over the tasks": table(POOLED, pooled)
         if pooled
         else ["No algorithm has four full-length seeds on each task yet."],
-        "missing": [f"{there} of {wanted} runs are there at full length.", "", *(f"- {line}" for line in missing)],
+        "missing": [f"{there} of {wanted} runs are there {length}.", "", *(f"- {line}" for line in missing)],
     }
     if rows:
         curves.write_rows(results / "campaign.csv", rows)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -300,7 +301,7 @@ def test_a_longer_run_of_the_same_settings_replaces_a_shorter_one(tmp_path):
         assert curves.length(tmp_path / "results" / "runs" / f"{name}.csv") == length
 
 
-def test_only_what_is_missing_is_made(capsys, tmp_path):
+def test_only_what_is_missing_is_made(capsys, tmp_path, monkeypatch):
     results = tmp_path / "results"
     for seed, iterations in ((1, 150), (2, 149)):
         made = attempt(tmp_path / "made", f"CartSafe-v0__SCPO__{seed}", iterations)
@@ -309,7 +310,14 @@ def test_only_what_is_missing_is_made(capsys, tmp_path):
     lines = commands(capsys, *where, "--missing")
     assert [line[line.index("--seed") + 1] for line in lines] == ["2", "3", "4"]
     assert len(commands(capsys, *where)) == 4
-    assert commands(capsys, *where, "--missing", "--seeds", 1) in ([], [[]])
+    assert commands(capsys, *where, "--missing", "--seeds", 1) == [[]]  # an empty line
+    assert "--missing doesn't work with --engine slurm" in refused(capsys, *where, "--missing", "--engine", "slurm")
+    for engine in ("local", "ray"):
+        monkeypatch.setattr(benchmark.clusters, "connect_to_ray", lambda address: None)
+        drawn = SimpleNamespace(returncode=0, stdout="")
+        monkeypatch.setattr(benchmark.subprocess, "run", lambda *args, **options: drawn)
+        benchmark.main([*map(str, where), "--missing", "--seeds", "1", "--engine", engine])
+        assert "0 runs, 0 of them complete" in capsys.readouterr().out
 
 
 def test_a_full_disk_leaves_the_kept_curve_whole(tmp_path, monkeypatch):

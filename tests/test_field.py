@@ -351,6 +351,10 @@ def ends(task, algo, million_steps=2):
     return np.array([[curves.last_tenth(run.columns[name]) for run in runs] for name in beside.METRICS])
 
 
+def page():
+    return " ".join(field.PAGE.read_text().split())
+
+
 def best_published(task):
     """The highest return of the published algorithms that know the limit and keep it."""
     _, published = field.load(ROOT / "results" / "field")
@@ -382,9 +386,9 @@ def test_what_the_page_says_of_safety_gamma():
             key = float(row["k"] or 4), float(row["beta"] or 1), float(row["safety_gamma"] or 0.995)
             safe[key], returned[key] = float(row["safe"]), float(row["return"])
     gains = [safe[k, beta, 0.999] - safe[k, beta, 0.995] for k, beta in ((2, 0), (4, 1))]
-    assert [round(100 * gain) for gain in gains] == [4, 6] and len(safe) == 4
+    assert "episodes are safe, {:.0f} and {:.0f} of a hundred".format(*(100 * gain for gain in gains)) in page()
     ratios = [returned[k, beta, 0.999] / returned[k, beta, 0.995] for k, beta in ((2, 0), (4, 1))]
-    assert round(100 * (1 - ratios[0])) == 11 and abs(ratios[1] - 1) < 0.01
+    assert f"{100 * (1 - ratios[0]):.0f} % lower in one pair and the same" in page() and abs(ratios[1] - 1) < 0.01
 
 
 def test_what_the_page_says_of_cheetah_and_hopper():
@@ -396,8 +400,12 @@ def test_what_the_page_says_of_cheetah_and_hopper():
         assert (scpo[0] < min(trpo_l[0], cpo[0])) if task == cheetah else (scpo[0] > max(trpo_l[0], cpo[0]))
     long = [ends(task, "SCPO", 10) for task in (cheetah, hopper)]
     assert [values.shape[1] for values in long] == [2, 1]
-    assert [f"{values[0].mean() / best_published(x):.0%}" for x, values in zip(field.TASKS, long)] == ["95%", "96%"]
-    assert [f"{values[2].mean():.0%}" for values in long] == ["95%", "99%"]
+    shares = [x for y, v in zip(field.TASKS, long) for x in (100 * v[0].mean() / best_published(y), 100 * v[2].mean())]
+    said = "on the cheetah is {:.0f} % of the best published one within the limit, and {:.0f} % of its episodes are "
+    said += (
+        "safe. On the hopper the return is {:.0f} % of the best published one, and {:.0f} % of the episodes are safe"
+    )
+    assert said.format(*shares) in page()
     assert all(0.85 * field.COST_LIMIT < values[1].mean() < field.COST_LIMIT for values in long)
     assert 0.97 < long[0][0].mean() / ends(cheetah, "TRPO-L")[0].mean() < 1
     assert ends(cheetah, "TRPO-L")[1].mean() < field.COST_LIMIT < ends(cheetah, "CPO")[1].mean()
@@ -412,24 +420,21 @@ def test_what_the_page_says_of_point_goal():
     rows = [row for row in rows if row["state"] == "complete" and row["beta"]]
     by_entropy = {float(row["ent_coef"]): row for row in rows if float(row["beta"]) == 0.1}
     rows = {(float(row["beta"]), row["schedule"]): row for row in rows if float(row["ent_coef"]) == 0.01}
-    assert float(by_entropy[0]["return"]) == pytest.approx(2.5, abs=0.05) and by_entropy[0]["steps"] == "2097152"
     for beta in (0.2, 0.3):
         assert 0.5 < float(rows[beta, "none"]["return"]) < 1.5
     assert round(float(rows[0.2, "none"]["cost"])) == 13
     measured = {row["name"]: float(row["value"]) for row in curves.rows_of(ROOT / "results" / "measured.csv")}
-    names = (
-        "standard deviation at the start,standard deviation at the end,cost of the mean actions,cost of the sampled "
+    names = ["standard deviation at the start", "standard deviation at the end"]
+    names += [f"{x} of the {y} actions" for x in ("cost", "return") for y in ("mean", "sampled")]
+    names += ["safe episodes of the mean actions", "mean Q^c at the end"]
+    *said, safe, q = (measured[f"PointGoal1, SCPO seed 1: {name}"] for name in names)
+    shown = (
+        "from {:.1f} to {:.1f}, .* costs {:.1f} an episode .* and {:.1f} with .* {:.1f} and {:.1f}. .* only {:.0f} % "
     )
-    names += "actions,return of the mean actions,return of the sampled actions,mean Q^c at the end"
-    said = [measured[f"PointGoal1, SCPO seed 1: {name}"] for name in names.split(",")]
-    shown = "from 0.6 to 1.5, .* costs 21.7 an episode .* and 30.9 with .* 16.1 and 15.5. .* Q^c is 0.69 on"
-    numbers = re.findall(r"\d+\.\d+", shown)
-    assert [f"{x:.{len(y.split('.')[1])}f}" for x, y in zip(said, numbers, strict=True)] == numbers
-    assert re.search(shown.replace("^", r"\^"), " ".join(field.PAGE.read_text().split()))
-    assert (
-        round(said[-1] ** 4, 2) == 0.23
-        and measured["PointGoal1, SCPO seed 1: safe episodes of the mean actions"] == 0.65
-    )
+    shown += "of .* is {:.2f} on average. .* multiplied by {:.2f}"
+    assert re.search(shown.format(*said, 100 * safe, q, q**4), page())
+    entropy = f"a return of {float(by_entropy[0]['return']):.1f} at a cost of {float(by_entropy[0]['cost']):.1f}"
+    assert f"2 million steps: {entropy}" in page() and by_entropy[0]["steps"] == "2097152"
     scpo, trpo_l, cpo = (ends(task, algo)[:, 0] for algo in field.SETTINGS)
     assert min(scpo[0], cpo[0]) > 10 and trpo_l[1] < field.COST_LIMIT < scpo[1] < cpo[1]
     assert abs(ends(task, "TRPO-L")[0].mean() - 1) < 0.5

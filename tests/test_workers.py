@@ -182,10 +182,10 @@ def test_there_are_as_many_workers_as_environments_at_most(number, capsys, tmp_p
     assert says in refused(capsys, run_script, "scpo_continuous", *argv)
 
 
-def test_a_worker_has_128_environments_at_most(capsys, tmp_path):
+def test_a_worker_has_32_environments_at_most(capsys, tmp_path):
     """Otherwise the actions that wait for it fill its pipe while it fills the other one, and both wait for ever."""
     argv = [*flags("scpo_continuous", tmp_path / "runs"), "--num-envs", 300, "--num-steps", 20, "--num-workers", 2]
-    says = "--num-workers is 2, but must be in [1, 300] with at most 128 num-envs each"
+    says = "--num-workers is 2, but must be in [1, 300] with at most 32 num-envs each"
     assert says in refused(capsys, run_script, "scpo_continuous", *argv)
 
 
