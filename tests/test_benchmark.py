@@ -312,10 +312,10 @@ def test_only_what_is_missing_is_made(capsys, tmp_path, monkeypatch):
     assert len(commands(capsys, *where)) == 4
     assert commands(capsys, *where, "--missing", "--seeds", 1) == [[]]  # an empty line
     assert "--missing doesn't work with --engine slurm" in refused(capsys, *where, "--missing", "--engine", "slurm")
+    drawn = SimpleNamespace(returncode=0, stdout="")
+    monkeypatch.setattr(benchmark.clusters, "connect_to_ray", lambda address: None)
+    monkeypatch.setattr(benchmark.subprocess, "run", lambda *args, **options: drawn)
     for engine in ("local", "ray"):
-        monkeypatch.setattr(benchmark.clusters, "connect_to_ray", lambda address: None)
-        drawn = SimpleNamespace(returncode=0, stdout="")
-        monkeypatch.setattr(benchmark.subprocess, "run", lambda *args, **options: drawn)
         benchmark.main([*map(str, where), "--missing", "--seeds", "1", "--engine", engine])
         assert "0 runs, 0 of them complete" in capsys.readouterr().out
 

@@ -417,6 +417,7 @@ def test_what_the_page_says_of_point_goal():
     first = [1 - run.columns["safe_episode_rate"][:10].mean() for run in known if run.task == task]
     assert np.mean(first) == pytest.approx(0.3, abs=0.05)  # break the limit
     rows = [row for row in curves.rows_of(ROOT / "results" / "search.csv") if row["task"] == task]
+    (stopped,) = [row for row in rows if row["state"] == "fail" and row["steps"] == "5005312"]
     rows = [row for row in rows if row["state"] == "complete" and row["beta"]]
     by_entropy = {float(row["ent_coef"]): row for row in rows if float(row["beta"]) == 0.1}
     rows = {(float(row["beta"]), row["schedule"]): row for row in rows if float(row["ent_coef"]) == 0.01}
@@ -435,6 +436,8 @@ def test_what_the_page_says_of_point_goal():
     assert re.search(shown.format(*said, 100 * safe, q, q**4), page())
     entropy = f"a return of {float(by_entropy[0]['return']):.1f} at a cost of {float(by_entropy[0]['cost']):.1f}"
     assert f"2 million steps: {entropy}" in page() and by_entropy[0]["steps"] == "2097152"
+    stopped = f"bonus of {stopped['ent_coef']} the return was {float(stopped['return']):.1f} after 2.5 million"
+    assert stopped in page()
     scpo, trpo_l, cpo = (ends(task, algo)[:, 0] for algo in field.SETTINGS)
     assert min(scpo[0], cpo[0]) > 10 and trpo_l[1] < field.COST_LIMIT < scpo[1] < cpo[1]
     assert abs(ends(task, "TRPO-L")[0].mean() - 1) < 0.5
