@@ -20,7 +20,7 @@ import torch
 import scpo_continuous
 import scpo_run
 from baselines import cpo, trpo
-from reproduce import benchmark, curves, plot
+from reproduce import benchmark, curves, field, plot
 from reproduce.curves import FAST, TASKS, last_tenth
 from reproduce.studies import STUDIES
 from scpo_envs import ball_tasks, cart_safe
@@ -199,6 +199,20 @@ def on_reach():
     return last_tenth(curves.read(RESULTS / "runs" / f"{REACH}__CPO__1.csv")["episodic_cost"]), over, -own, -other
 
 
+def on_the_field():
+    """SCPO's returns after ten million steps in % of the best published within the limit, and its safe episodes in %."""
+    runs, published = field.load(RESULTS / "field")
+    shares, safe = [], []
+    for task in list(field.TASKS)[:2]:
+        runs_of = [run.columns for run in runs if (run.task, run.label) == (task, "SCPO")]
+        runs_of = [columns for columns in runs_of if columns["global_step"][-1] > 9e6]
+        known = [x for x in published if x["task"] == task and x["algorithm"] not in field.UNCONSTRAINED]
+        best = max(float(x["return_mean"]) for x in known if float(x["cost_mean"]) <= field.COST_LIMIT)
+        shares.append(100 * np.mean([last_tenth(columns["episodic_return"]) for columns in runs_of]) / best)
+        safe.append(100 * np.mean([last_tenth(columns["safe_episode_rate"]) for columns in runs_of]))
+    return *shares, *safe
+
+
 def most_envs_of_a_worker():
     """What scpo_run.py allows."""
     argv = ["--num-envs", "1000", "--num-workers", "2"]
@@ -259,6 +273,7 @@ CHECKS = {
             lambda: [speed("ratio", task, peer) for peer in PEERS for task in (CIRCLE, RUN)],
         ),
         ("takes # minutes on Circle and # on Run", lambda: [minutes(task) for task in (CIRCLE, RUN)]),
+        ("SCPO's return is # % of .*? and # % on the hopper, with # % and # % of the episodes safe", on_the_field),
     ],
     "results/README.md": [
         ("slip over it for # and # iterations", lambda: (slip(2)[2], slip(3)[2])),
