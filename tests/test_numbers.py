@@ -200,7 +200,7 @@ def on_reach():
 
 
 def on_the_field():
-    """SCPO's returns after ten million steps in % of the best published within the limit, and its safe episodes in %."""
+    """SCPO's returns after ten million steps in % of the best published within the limit; its safe episodes in %."""
     runs, published = field.load(RESULTS / "field")
     shares, safe = [], []
     for task in list(field.TASKS)[:2]:
