@@ -73,8 +73,8 @@ def rows(runs):
 def draw(path, runs, published=()):
     """Return, cost and share of safe episodes against steps. published: dicts of task, algorithm and final numbers."""
     tasks, labels = (list(dict.fromkeys(x)) for x in zip(*((run.task, run.label) for run in runs)))
-    size = (11.1, 2.8 * len(tasks) + 0.3)
-    figure, axes = plt.subplots(len(tasks), len(METRICS), figsize=size, layout="constrained", squeeze=False)
+    look = dict(figsize=(11.1, 2.8 * len(tasks) + 0.3), layout="constrained", squeeze=False, sharex="row")
+    figure, axes = plt.subplots(len(tasks), len(METRICS), **look)
     for task, panels in zip(tasks, axes):
         group = [run for run in runs if run.task == task]
         for axis, (column, name) in zip(panels, METRICS.items()):

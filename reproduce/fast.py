@@ -50,6 +50,8 @@ def told(trial, left_out=()):
             differing.append(f"{name} {tried}")
     if trial.get("schedule", "none") not in ("none", ""):
         differing.append(f"a schedule of {trial['schedule']}")
+    if trial.get("ent_coef_end"):
+        differing.append(f"ent_coef moves to {float(trial['ent_coef_end']):g}")
     return ", ".join(differing)
 
 

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import optuna
+import torch
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
@@ -62,7 +63,7 @@ def goal(task):
     return float(best["return_mean"]), float(best["cost_mean"]), field.COST_LIMIT, 10**7
 
 
-def iterations(args, schedule="none", hold=None):
+def iterations(args, schedule="none", hold=None, ent_coef_end=None):
     """Trains in this process; yields mean return, mean cost and share of safe episodes of each iteration.
 
     An iteration in which no episode ends has the numbers of the one before.
@@ -70,10 +71,11 @@ def iterations(args, schedule="none", hold=None):
     schedule: "k" or "beta" lets it rise from 0 to its value over the first half of the run. "limit" lets the cost limit
     fall from 1 a step to its value, by the same factor each time. With `hold` it stays there for that share of the run.
     Then it follows the cost down: each iteration it is 0.97 times the mean cost, if that is less than before.
+    ent_coef_end: the weight of the entropy bonus moves to this value, linearly over the run.
     """
     script, envs, episodes = script_of(args.env_id), [], [{"return": np.nan, "cost": np.nan}]
     length = args.total_timesteps // (args.num_envs * args.num_steps)
-    final = getattr(args, schedule, None)
+    final, ent_coef = getattr(args, schedule, None), args.ent_coef
 
     def make_env(*task):
         envs.append(script.make_env(*task))
@@ -83,6 +85,9 @@ def iterations(args, schedule="none", hold=None):
         share = min(2 * (iteration + 1) / length, 1)  # for the iteration that comes next
         if final is not None:
             setattr(args, schedule, final * share)
+        if ent_coef_end is not None:
+            # a tensor, since for a new number the gradient step would be compiled anew
+            args.ent_coef = torch.tensor(ent_coef + (ent_coef_end - ent_coef) * iteration / length)
         if schedule == "limit":
             lenient = envs[0].spec.max_episode_steps
             limit = args.cost_limit**share * lenient ** (1 - share)
@@ -142,7 +147,7 @@ def score(returns, costs, target, allowed, limit, at_the_end):
 def objective(trial, task, seeds, steps, given):
     target, cost, limit, _ = goal(task)
     start, values = time.monotonic(), suggest(trial, task, given)
-    schedule, hold = values.pop("schedule"), values.pop("hold", None)
+    course = {name: values.pop(name, None) for name in ("schedule", "hold", "ent_coef_end")}
     settings = {**defaults(task), "anneal_lr": True, **values}
     scores, told = [], {"return": [], "cost": [], "safe": [], "late": []}
     for seed in seeds:
@@ -151,7 +156,7 @@ def objective(trial, task, seeds, steps, given):
         trial.set_user_attr("steps", steps)
         trial.set_user_attr("seed", " ".join(map(str, seeds)))
         rows = []
-        for row in iterations(args, schedule, hold):
+        for row in iterations(args, **course):
             rows.append(row)
             returns, costs, safe = np.array(rows).T
             at_the_end = len(rows) == num_iterations
@@ -239,7 +244,7 @@ def check_trial(task, given, steps):
     """Raises ValueError, which says what is wrong, if a trial of these values can't be made."""
     settings = defaults(task)
     for name, value in given.items():
-        if name not in (*settings, "schedule", "hold"):
+        if name not in (*settings, "schedule", "hold", "ent_coef_end"):
             raise ValueError(f"--try: {name} is no flag of SCPO's for {task}")
         if name == "hold" and given.get("schedule") != "limit":
             raise ValueError("--try: hold needs schedule=limit")

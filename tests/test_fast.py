@@ -43,7 +43,7 @@ def trainings(monkeypatch):
     """Replaces training: the return grows to 500 learning rates, at no cost. Returns the list of what was trained."""
     made = []
 
-    def iterations(args, schedule="none", hold=None):
+    def iterations(args, schedule="none", hold=None, ent_coef_end=None):
         made.append(args)
         num_iterations = args.total_timesteps // (args.num_envs * args.num_steps)
         return ([5e5 * args.learning_rate * (i + 1) / num_iterations, 0.0, 1.0] for i in range(num_iterations))
@@ -143,6 +143,7 @@ def test_a_trial_is_told_by_what_is_unusual_for_its_task():
     assert fast.told({**unusual, "task": RUN}) == (
         "num_steps 512, target_kl 0.03, safety_lambdas 1, norm_obs True, a schedule of limit"
     )
+    assert fast.told({**usual, "task": RUN, "ent_coef_end": "0.0"}) == "ent_coef moves to 0"
     assert fast.told({**unusual, "task": RUN}, ["target_kl", "num_steps"]).startswith("safety_lambdas 1, norm_obs")
     assert "safety_lambdas 0 1" in fast.told({**usual, "task": "CartSafe-v0"})  # where the built-in one is 1
 
@@ -154,13 +155,14 @@ def test_goals_are_the_best_published_within_the_limit():
 
 
 def test_schedules(monkeypatch):
-    seen = []
+    seen, entropies = [], []
 
     def train(args, make_env):
         env = make_env("CartSafe-v0", 1, True)
         yield {}
         for i in range(8):
             seen.append((args.k, args.beta, env.cost_limit))
+            entropies.append(float(args.ent_coef))
             yield {"episodes": [] if i == 2 else [{"return": 1, "cost": cost, "safe": 1} for cost in (0, 1, 2)]}
 
     monkeypatch.setattr(scpo_discrete, "train", train)
@@ -180,6 +182,12 @@ def test_schedules(monkeypatch):
     list(search.iterations(args, "limit", 0.5))
     # held for half of the run; then 0.97 times the mean cost, which is 1
     assert [x[2] for x in seen] == pytest.approx([300] * 4 + [0.97] * 4)
+    assert {*entropies} == {0.001}
+
+    entropies.clear()
+    args = scpo_discrete.Args(ent_coef=0.08, total_timesteps=8 * 64, num_envs=1, num_steps=64)
+    list(search.iterations(args, ent_coef_end=0.04))
+    assert entropies == pytest.approx([0.08, 0.075, 0.07, 0.065, 0.06, 0.055, 0.05, 0.045])  # 0.04 after the last
 
 
 def test_changes_are_made_one_by_one_and_only_once(tmp_path, monkeypatch):

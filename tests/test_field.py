@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -207,6 +208,15 @@ def test_a_figure_has_a_row_a_task_and_a_line_a_run(tmp_path, monkeypatch):
     assert axes[0].lines[0].get_xydata()[0].tolist() == [0.002, 2.0]
     assert axes[0].lines[-1].get_xydata().tolist() == [[10, 7]]
     assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["scpo_continuous"]
+
+
+def test_the_fields_figure_has_the_longest_runs_of_each_kind():
+    def run(task, label, steps):
+        return SimpleNamespace(task=task, label=label, columns={"global_step": [1, steps]})
+
+    runs = [run("a", "SCPO", 1000), run("a", "SCPO", 200), run("a", "SCPO", 990), run("a", "CPO", 200)]
+    runs.append(run("b", "SCPO", 200))
+    assert field.longest(runs) == [runs[0], runs[2], runs[3], runs[4]]
 
 
 def cut(path, lines):
