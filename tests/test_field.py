@@ -441,6 +441,13 @@ def test_what_the_page_says_of_point_goal():
     rows = [row for row in curves.rows_of(ROOT / "results" / "search.csv") if row["task"] == task]
     (stopped,) = [row for row in rows if row["state"] == "fail" and row["steps"] == "5005312"]
     rows = [row for row in rows if row["state"] == "complete" and row["beta"]]
+    told = lambda row: (float(row["return"]), float(row["cost"]))  # noqa: E731
+    (held,) = [row for row in rows if row["hold"]]
+    assert held["steps"] == "5000000" and (held["hold"], held["ent_coef_end"]) == ("0.3", "0")
+    (scaled,) = [row for row in rows if row["reward_scale"] == "1"]
+    biased = {(row["reward_bias"], row["schedule"]): row for row in rows if row["reward_bias"]}
+    both, alone = biased["0.05", "limit"], biased["0.02", "none"]
+    rows = [row for row in rows if row not in (held, scaled, *biased.values())]
     by_entropy = {float(row["ent_coef"]): row for row in rows if float(row["beta"]) == 0.1}
     rows = {(float(row["beta"]), row["schedule"]): row for row in rows if float(row["ent_coef"]) == 0.01}
     for beta in (0.2, 0.3):
@@ -472,5 +479,13 @@ def test_what_the_page_says_of_point_goal():
     assert said in page()
     assert curves.read(ROOT / f"results/field/runs/{task}__CPO__1.csv")["episodes"][-1] == 8
     lenient = rows[0.05, "limit"]
+    said = "a return of {:.1f} and a cost of {:.1f}. - The small .* 0.02 the return is {:.1f} at a cost of {:.1f}. - .*: "
+    said += "a return of {:.1f} at a cost of {:.1f}, with {:.0f} % .* ends at {:.1f} and {:.1f}. "
+    said += ".* ends at {:.1f} and {:.1f}. "
+    outcomes = [*told(held), *told(scaled), *told(both), 100 * float(both["safe"]), *told(lenient), *told(alone)]
+    assert re.search(said.format(*outcomes), page())
+    outcome = ("trial", "score", "return", "cost", "seconds", "safe", "late", "reward_bias", "k")
+    assert {name for name in both if both[name] != lenient[name]} <= {*outcome}
+    assert (both["k"] or "4") == lenient["k"]
     assert float(lenient["return"]) == pytest.approx(best_published(task), rel=0.02)
     assert float(lenient["cost"]) > 1.5 * field.COST_LIMIT
