@@ -479,7 +479,7 @@ def test_what_the_page_says_of_point_goal():
     assert said in page()
     assert curves.read(ROOT / f"results/field/runs/{task}__CPO__1.csv")["episodes"][-1] == 8
     lenient = rows[0.05, "limit"]
-    said = "a return of {:.1f} and a cost of {:.1f}. - The small .* 0.02 the return is {:.1f} at a cost of {:.1f}. - .*: "
+    said = "a return of {:.1f} and a cost of {:.1f}. .* 0.02 the return is {:.1f} at a cost of {:.1f}. - .*: "
     said += "a return of {:.1f} at a cost of {:.1f}, with {:.0f} % .* ends at {:.1f} and {:.1f}. "
     said += ".* ends at {:.1f} and {:.1f}. "
     outcomes = [*told(held), *told(scaled), *told(both), 100 * float(both["safe"]), *told(lenient), *told(alone)]
