@@ -248,6 +248,9 @@ def check_trial(task, given, steps):
             raise ValueError(f"--try: {name} is no flag of SCPO's for {task}")
         if name == "hold" and given.get("schedule") != "limit":
             raise ValueError("--try: hold needs schedule=limit")
+    for name, least, most in (("hold", 0, 1), ("ent_coef_end", -1e6, 1e6)):
+        if not least <= given.get(name, 0) <= most:
+            raise ValueError(f"--try: {name} is {given[name]}, but must be in [{least:g}, {most:g}]")
     flags = {name: value for name, value in given.items() if name in settings and name != "safety_lambdas"}
     script_of(task).check_args(script_of(task).Args(**{**settings, **flags, "total_timesteps": steps}))
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from test_plot import published_as, runs_of
 
 import scpo_continuous
@@ -108,6 +109,8 @@ def test_one_trial_of_given_values(tmp_path, monkeypatch):
         (f"{RUN} --try speed=1", "--try: speed is no flag of SCPO's for SafetyBallRun-v0"),
         ("CartSafe-v0 --try log_std_init=-0.5", "--try: log_std_init is no flag of SCPO's for CartSafe-v0"),
         (f"{RUN} --try hold=0.3", "--try: hold needs schedule=limit"),
+        (f"{RUN} --try schedule=limit hold=2", "--try: hold is 2.0, but must be in [0, 1]"),
+        (f"{RUN} --try ent_coef_end=nan", "--try: ent_coef_end is nan, but must be in [-1e+06, 1e+06]"),
         (f"{RUN} --try gamma=0.98 clip_coef=-1", "--clip-coef is -1.0, but must be in (0, 1e6]"),
         (f"{RUN} --steps 100", "--total-timesteps is 100, but must be"),
         (f"{RUN} --trials 0", "--trials is 0, but must be 1 or more"),
@@ -188,6 +191,7 @@ def test_schedules(monkeypatch):
     args = scpo_discrete.Args(ent_coef=0.08, total_timesteps=8 * 64, num_envs=1, num_steps=64)
     list(search.iterations(args, ent_coef_end=0.04))
     assert entropies == pytest.approx([0.08, 0.075, 0.07, 0.065, 0.06, 0.055, 0.05, 0.045])  # 0.04 after the last
+    assert torch.is_tensor(args.ent_coef)  # a number would be compiled anew in each iteration
 
 
 def test_changes_are_made_one_by_one_and_only_once(tmp_path, monkeypatch):

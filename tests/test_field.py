@@ -441,7 +441,6 @@ def test_what_the_page_says_of_point_goal():
     rows = [row for row in curves.rows_of(ROOT / "results" / "search.csv") if row["task"] == task]
     (stopped,) = [row for row in rows if row["state"] == "fail" and row["steps"] == "5005312"]
     rows = [row for row in rows if row["state"] == "complete" and row["beta"]]
-    told = lambda row: (float(row["return"]), float(row["cost"]))  # noqa: E731
     (held,) = [row for row in rows if row["hold"]]
     assert held["steps"] == "5000000" and (held["hold"], held["ent_coef_end"]) == ("0.3", "0")
     (scaled,) = [row for row in rows if row["reward_scale"] == "1"]
@@ -482,8 +481,8 @@ def test_what_the_page_says_of_point_goal():
     said = "a return of {:.1f} and a cost of {:.1f}. .* 0.02 the return is {:.1f} at a cost of {:.1f}. - .*: "
     said += "a return of {:.1f} at a cost of {:.1f}, with {:.0f} % .* ends at {:.1f} and {:.1f}. "
     said += ".* ends at {:.1f} and {:.1f}. "
-    outcomes = [*told(held), *told(scaled), *told(both), 100 * float(both["safe"]), *told(lenient), *told(alone)]
-    assert re.search(said.format(*outcomes), page())
+    outcomes = [float(row[x]) for row in (held, scaled, both, lenient, alone) for x in ("return", "cost")]
+    assert re.search(said.format(*outcomes[:6], 100 * float(both["safe"]), *outcomes[6:]), page())
     outcome = ("trial", "score", "return", "cost", "seconds", "safe", "late", "reward_bias", "k")
     assert {name for name in both if both[name] != lenient[name]} <= {*outcome}
     assert (both["k"] or "4") == lenient["k"]
