@@ -207,6 +207,7 @@ def test_a_figure_has_a_row_a_task_and_a_line_a_run(tmp_path, monkeypatch):
     assert [len(axis.lines) for axis in axes] == [3, 4, 2, 1, 2, 1]
     assert axes[0].lines[0].get_xydata()[0].tolist() == [0.002, 2.0]
     assert axes[0].lines[-1].get_xydata().tolist() == [[10, 7]]
+    assert axes[0].get_xlim() == axes[2].get_xlim()  # though the last panel has no mark at 10
     assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["scpo_continuous"]
 
 
