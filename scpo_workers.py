@@ -53,6 +53,8 @@ class RemoteEnv:
     def step(self, action):
         return self.ask("step", action)
 
+    limit = property(fset=lambda self, limit: [*self.ask("limit", limit)])  # the wrapper's, see SafetyState
+
     def reset(self, seed=None):
         """Without a seed only after an episode's end: the worker has begun the next one by itself."""
         return (self.first_obs, {}) if seed is None else self.ask("reset", seed)
@@ -73,6 +75,8 @@ def work(connection, make_env, seed):
                 answer = env.observation_space, env.action_space, env.spec.max_episode_steps, str(env)
             elif name == "reset":
                 answer = envs[number].reset(seed=argument)[0], {}
+            elif name == "limit":
+                envs[number].limit, answer = argument, ()
             else:
                 *answer, info = envs[number].step(argument)
                 answer.append({key: info[key] for key in ("cost", "safe", "episode") if key in info})

@@ -75,7 +75,7 @@ def iterations(args, schedule="none", hold=None, ent_coef_end=None):
     """
     script, envs, episodes = script_of(args.env_id), [], [{"return": np.nan, "cost": np.nan}]
     length = args.total_timesteps // (args.num_envs * args.num_steps)
-    final, ent_coef = getattr(args, schedule, None), args.ent_coef
+    final, ent_coef, cost_limit = getattr(args, schedule, None), args.ent_coef, args.cost_limit
 
     def make_env(*task):
         envs.append(script.make_env(*task))
@@ -90,18 +90,17 @@ def iterations(args, schedule="none", hold=None, ent_coef_end=None):
             args.ent_coef = torch.tensor(ent_coef + (ent_coef_end - ent_coef) * iteration / length)
         if schedule == "limit":
             lenient = envs[0].spec.max_episode_steps
-            limit = args.cost_limit**share * lenient ** (1 - share)
-            if hold is not None:
-                costs = [episode["cost"] for episode in progress.get("episodes", [])]
-                limit = envs[0].cost_limit if iteration else lenient
-                if costs and iteration >= hold * length:
-                    limit = max(args.cost_limit, min(limit, 0.97 * np.mean(costs)))
-            for env in envs:
-                env.cost_limit = limit
+            costs = [episode["cost"] for episode in progress.get("episodes", [])]
+            if hold is None:
+                args.limit_factor = lenient / cost_limit
+            elif not iteration:
+                args.cost_limit = lenient
+            elif costs and iteration >= hold * length:
+                args.cost_limit = max(cost_limit, min(args.cost_limit, 0.97 * np.mean(costs)))
         if not iteration:
             continue  # nothing has been trained yet
         episodes = progress["episodes"] or episodes  # of the iteration before, where none has ended
-        safe = [episode["cost"] <= args.cost_limit * (1 + 1e-9) for episode in episodes]
+        safe = [episode["cost"] <= cost_limit * (1 + 1e-9) for episode in episodes]
         yield [*(np.mean([episode[name] for episode in episodes]) for name in ("return", "cost")), np.mean(safe)]
 
 

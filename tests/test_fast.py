@@ -161,10 +161,10 @@ def test_schedules(monkeypatch):
     seen, entropies = [], []
 
     def train(args, make_env):
-        env = make_env("CartSafe-v0", 1, True)
+        make_env("CartSafe-v0", 1, True)
         yield {}
         for i in range(8):
-            seen.append((args.k, args.beta, env.cost_limit))
+            seen.append((args.k, args.beta, args.cost_limit * args.limit_factor ** max(1 - 2 * i / 8, 0)))
             entropies.append(float(args.ent_coef))
             yield {"episodes": [] if i == 2 else [{"return": 1, "cost": cost, "safe": 1} for cost in (0, 1, 2)]}
 
@@ -178,7 +178,7 @@ def test_schedules(monkeypatch):
     rise, hold = [0.25, 0.5, 0.75, 1], [1] * 4
     assert plain == [(4, 2, 1)] * 8
     assert k == [(4 * x, 2, 1) for x in rise + hold] and beta == [(4, 2 * x, 1) for x in rise + hold]
-    assert [x[2] for x in limit] == pytest.approx([300**0.75, 300**0.5, 300**0.25, 1] + hold)
+    assert [x[2] for x in limit] == pytest.approx([300, 300**0.75, 300**0.5, 300**0.25] + hold)
 
     seen.clear()
     args = scpo_discrete.Args(cost_limit=0.9, total_timesteps=8 * 64, num_envs=1, num_steps=64)

@@ -434,6 +434,29 @@ def test_sampled_from_is_the_policy_that_played_with_its_own_normaliser(script):
         before = {name: x.clone() for name, x in progress["checkpoint"]["agent"].items()}
 
 
+@pytest.mark.parametrize("script", [scpo, scpo_discrete])
+def test_the_limit_begins_lenient_and_falls_to_its_value_over_half_of_the_run(script):
+    """By the same factor each time. What is told of an episode, and best_safe.pt, go by the final limit alone."""
+    env_id = "toy_env:Toy-v0" if script is scpo else "toy_env:ToyChoice-v0"
+    size = dict(num_envs=2, num_steps=64, minibatch_size=32, compile=False, total_timesteps=768)
+    seen = []
+
+    def make_env(*task):
+        env = script.make_env(*task)
+        env.unwrapped.costs, step = [1.0] * 20, env.step
+        env.step = lambda action: (seen.append(step(action)), seen[-1])[1]
+        return env
+
+    args = script.Args(env_id=env_id, cost_limit=3, limit_factor=8, **size)
+    played = list(script.train(args, make_env=make_env))[1:]
+    limits = np.repeat([24, 12, 6, 3, 3, 3], 2 * 64)
+    spent = np.tile(np.repeat(np.arange(1, 21), 2), 20)[: len(limits)]
+    np.testing.assert_allclose([obs[-1] for obs, *_ in seen], np.minimum(spent / limits, 1.1), rtol=1e-6)
+    np.testing.assert_array_equal([info["safe"] for *_, info in seen], spent <= limits)
+    assert all(episode["cost"] == 20 and episode["safe"] == 0 for x in played for episode in x["episodes"])
+    assert [x["sampled_from"] is not None for x in played] == [False] * 3 + [True] * 3
+
+
 def test_the_reward_is_scaled_once_after_nullification(monkeypatch):
     seen, gae = [], scpo.gae
     monkeypatch.setattr(scpo, "gae", lambda rewards, *rest: (seen.append(rewards.copy()), gae(rewards, *rest))[1])
@@ -683,7 +706,9 @@ def test_paper_settings_are_built_in_and_can_be_overridden():
         ),
         ("--env-id toy_env:ToyIntegers-v0", "must be a Box of floats"),
         ("--fast", "--fast is True, but must be off for toy_env:Toy-v0"),
+        ("--surrogate " + "9" * 600, "--surrogate"),
         ("--reward-scale 0", "--reward-scale"),
+        ("--limit-factor 0.5", "--limit-factor is 0.5, but must be in [1, 1e6]"),
         ("--log-std-init 3", "--log-std-init"),
         ("--cost-limit -1", "--cost-limit"),
         ("--cost-limit None", "--cost-limit"),

@@ -338,6 +338,15 @@ def test_best_safe_is_the_best_policy_within_the_limit_by_mean_cost_and_by_share
     assert kept["iteration"] == best and torch.equal(kept["agent"]["weights"], sampled_from[best]["weights"])
 
 
+def test_a_policy_that_played_with_another_limit_is_not_kept_as_the_best(tmp_path, happens):
+    """The state of --limit-factor's first half is another one than evaluate.py's, so it may act otherwise there."""
+    for iteration, played in ((1, {}), (2, {"sampled_from": None})):
+        outcome = {"return": float(iteration), "cost": 0.0, "length": 4, "safe": 1}
+        episode = dict(iteration=iteration, global_step=8 * iteration, env=0, **outcome)
+        happens(iteration, lambda episode=episode, played=played: {"episodes": [episode], **played})
+    assert load(made(tmp_path, "--total-timesteps", 16) / "best_safe.pt")["iteration"] == 1
+
+
 def test_costs_that_add_up_to_the_limit_keep_it(tmp_path, happens):
     """Three costs of 0.1 are 0.30000000000000004."""
     episode = {
