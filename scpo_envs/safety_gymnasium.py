@@ -1,17 +1,23 @@
-"""Safety-Gymnasium 1.0.0, on Python 3.11 too and with quick resets. docs/field.md says how to install and use it.
+"""Safety-Gymnasium 1.0.0, on Python 3.11 too and faster. docs/field.md says how to install and use it.
 
 `--env-id scpo_envs.safety_gymnasium:SafetyPointGoal1Gymnasium-v0` imports this module, and this module the package:
 
 1. Since Python 3.11 a dataclass takes no default that can't be hashed, such as an array. The package's dataclasses have
    some. While it is imported they are turned into factories, so all works as on Python 3.8 to 3.10.
 2. At each reset a navigation task decodes 24 MB of PNG files, the stars in its sky. That takes longer than the 1,000
-   steps of the episode. Here the sky is grey. What the agent sees and does stays the same to the last bit.
+   steps of the episode. Here the sky is grey.
+3. A navigation task computes its lidar and its distances object by object, and checks each observation. Here they are
+   computed with fewer calls, without the check. So a step takes two thirds of the time.
+
+What the agent sees and does stays the same to the last bit.
 """
 
 import dataclasses
 import functools
+import math
 from types import SimpleNamespace
 
+import numpy as np
 import yaml
 
 original = dataclasses.dataclass
@@ -39,9 +45,45 @@ def load(file, Loader):
     return assets
 
 
+def lidar(task, positions):
+    """Returns how near the nearest of some positions (n, 2 or 3) is in each direction: (num_bins,), from 0 to 1.
+
+    A direction is a sector around the agent. Its neighbours see a part of what is in it, the more the nearer.
+    """
+    conf, positions = task.lidar_conf, np.array(positions, ndmin=2)
+    offsets = np.zeros((len(positions), 1, 3))
+    offsets[:, 0, :2] = positions[:, :2]
+    in_agents_axes = np.matmul(offsets - task.agent.pos, task.agent.mat)[:, 0, :2]
+    z = np.ascontiguousarray(in_agents_axes).view(complex)[:, 0]
+    bins, size = [0.0] * conf.num_bins, 2 * np.pi / conf.num_bins
+    for distance, angle in zip(np.abs(z).tolist(), (np.angle(z) % (2 * np.pi)).tolist()):
+        i, nearness = int(angle / size), max(0, conf.max_dist - distance) / conf.max_dist
+        share, following = (angle - size * i) / size, (i + 1) % conf.num_bins
+        bins[i] = max(bins[i], nearness)
+        bins[following] = max(bins[following], share * nearness)
+        bins[i - 1] = max(bins[i - 1], (1 - share) * nearness)
+    return np.array(bins)
+
+
+def distance(agent, position):
+    """Returns the distance of agent and position in the plane, in metres."""
+    x, y = np.subtract(position[:2], agent.pos[:2]).tolist()
+    return math.sqrt(x * x + y * y)
+
+
+def build_observation_space(task):
+    original_build(task)
+    task.obs_info.obs_space_dict.contains = lambda obs: True
+
+
 dataclasses.dataclass = dataclass
 try:
     from safety_gymnasium import world  # and with it all tasks, which register themselves with Gymnasium
+    from safety_gymnasium.bases.base_agent import BaseAgent
+    from safety_gymnasium.bases.base_task import BaseTask
 finally:
     dataclasses.dataclass = original
 world.yaml = SimpleNamespace(load=load, FullLoader=yaml.FullLoader)
+original_build = BaseTask.build_observation_space
+BaseTask.build_observation_space = build_observation_space
+BaseTask._obs_lidar_pseudo, BaseAgent.dist_xy = lidar, distance
