@@ -66,6 +66,17 @@ def build():
     with open(__file__.replace("world.py", "assets.yaml")) as file:
         return yaml.load(file, Loader=yaml.FullLoader)["textures"]
 """,
+    "bases/__init__.py": "",
+    "bases/base_agent.py": "class BaseAgent:\n    dist_xy = None",
+    "bases/base_task.py": """
+import gymnasium as gym
+from types import SimpleNamespace
+
+class BaseTask:
+    def build_observation_space(self):
+        space = gym.spaces.Dict(lidar=gym.spaces.Box(0, 1, (4,)))
+        self.obs_info = SimpleNamespace(obs_space_dict=space)
+""",
     "assets.yaml": "{textures: {skybox: {'@fileright': star_hd.right.png}, matplane: {'@builtin': checker}}}",
 }
 
@@ -73,7 +84,7 @@ def build():
 @pytest.fixture
 def with_stub(tmp_path):
     """Runs Python code with a package of that name that has the faults of the real one."""
-    (tmp_path / "safety_gymnasium").mkdir()
+    (tmp_path / "safety_gymnasium" / "bases").mkdir(parents=True)
     for name, text in STUB.items():
         (tmp_path / "safety_gymnasium" / name).write_text(text)
 
@@ -118,6 +129,34 @@ def test_the_sky_is_grey_and_all_else_as_it_was(with_stub):
     assert textures["matplane"] == {"@builtin": "checker"}
 
 
+def test_the_lidar_shows_the_nearest_in_each_direction(with_stub):
+    """By hand: four sectors of 90 degrees and a reach of 4. The agent looks along the world's y axis.
+
+    `a` is one metre away at 60 degrees, so the next sector sees two thirds of it and the last one a third.
+    """
+    told = with_stub("-c", """
+import scpo_envs.safety_gymnasium as s
+import numpy as np
+from types import SimpleNamespace
+from safety_gymnasium.bases.base_agent import BaseAgent
+from safety_gymnasium.bases.base_task import BaseTask
+
+task, turned = BaseTask(), np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
+task.agent, task.lidar_conf = BaseAgent(), SimpleNamespace(num_bins=4, max_dist=4)
+task.agent.pos, task.agent.mat = np.array([1.0, 2, 0.1]), turned
+a = [1 - np.sqrt(3) / 2, 2.5, 7]
+print(task._obs_lidar_pseudo([a]).tolist())
+print(task._obs_lidar_pseudo(np.array([a, [1, -1, 0], [1, 2.5, 0]])).tolist())
+print(task._obs_lidar_pseudo([1, 7]).tolist(), task.agent.dist_xy(np.array([4.0, 6, 9])))
+task.build_observation_space()
+print(task.obs_info.obs_space_dict.contains("not looked at"), list(task.obs_info.obs_space_dict))
+""")  # fmt: skip
+    one, three, beyond, checked = told.stdout.splitlines()
+    np.testing.assert_allclose(json.loads(one), [0.75, 0.5, 0, 0.25])
+    np.testing.assert_allclose(json.loads(three), [0.875, 0.5, 0.25, 0.875])
+    assert beyond == "[0.0, 0.0, 0.0, 0.0] 5.0" and checked == "True ['lidar']"
+
+
 @pytest.mark.parametrize("script", ["scpo_continuous.py", "baselines/cpo.py"])
 def test_six_values_get_the_id_that_gives_five(script, with_stub):
     right = "scpo_envs.safety_gymnasium:SafetyToyGoal1Gymnasium-v0"
@@ -145,6 +184,35 @@ def test_rollouts_of_the_real_package_are_those_of_python_3_10_with_stars():
             assert not terminated and not truncated
         total += env.reset()[0].sum()
     assert total == pytest.approx(10929.961412023613, rel=1e-12)
+
+
+@pytest.mark.skipif(not find_spec("safety_gymnasium"), reason="needs Safety-Gymnasium (docs/field.md, make test-field)")
+@pytest.mark.parametrize("name", ["PointGoal1", "CarGoal2", "PointButton1", "PointPush1", "PointCircle1"])
+def test_lidar_and_distances_are_those_of_the_real_package(name):
+    """Its functions are read from its files. As float32, since NumPy itself rounds an angle in two ways."""
+    import gymnasium as gym
+
+    env, rng = gym.make(FOUND.replace("PointGoal1", name), disable_env_checker=True), np.random.default_rng(0)
+    from safety_gymnasium.bases import base_agent, base_task
+
+    theirs = {}
+    for module in (base_agent, base_task):
+        theirs.update(vars(module))
+        exec(compile(Path(module.__file__).read_text(), module.__file__, "exec"), theirs)
+    env.reset(seed=1)
+    task, lidars = env.unwrapped.task, 0
+    for step in range(200):
+        env.step(rng.uniform(-1, 1, env.action_space.shape))
+        for obstacle in task._obstacles:
+            if obstacle.is_lidar_observed:
+                expected = theirs["BaseTask"]._obs_lidar_pseudo(task, obstacle.pos).astype(np.float32)
+                assert (task._obs_lidar_pseudo(obstacle.pos).astype(np.float32) == expected).all()
+                lidars += expected.any()
+            for position in np.array(obstacle.pos, ndmin=2):
+                if position[1] is None:
+                    continue  # a wall
+                assert task.agent.dist_xy(position) == theirs["BaseAgent"].dist_xy(task.agent, position)
+    assert lidars > 100
 
 
 # Any runs beside each other -------------------------------------------------------------------------------------------
