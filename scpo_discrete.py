@@ -73,7 +73,7 @@ class Args:
     max_grad_norm: float = 0.5  # norm that the gradient of all three networks together is scaled down to
     target_kl: Optional[float] = None  # no further epoch once the mean KL divergence of one exceeds this (None: never)
     cost_limit: Optional[float] = 1  # the paper's c_0: cost an episode may spend, undiscounted
-    limit_factor: float = 1  # the limit begins this many times as large; it falls to its value over half of the run
+    limit_factor: float = 1  # the limit begins this many times as large and falls to its value in half of the run
     k: float = 5  # power of Q^c in the reward; 0: all counts; inf, with --safety-lambdas 1: only what is surely safe
     beta: float = 3  # weight of the cost term; with k 0 it needs --penalty always
     reward_scale: float = 1  # factor of the reward after nullification: large returns drown the policy's gradient
@@ -99,7 +99,7 @@ def check_args(args):
         ("learning_rate clip_coef max_grad_norm reward_scale target_kl", "in (0, 1e6]", lambda x: 0 < x <= 1e6),
         ("vf_coef safety_vf_coef beta cost_limit termination_cost", "in [0, 1e6]", lambda x: 0 <= x <= 1e6),
         ("seed save_every", "in [0, 2^31)", lambda x: 0 <= x < 2**31),
-        ("limit_factor", "in [1, 1e6]", lambda x: 1 <= x <= 1e6),
+        ("limit_factor", "in [1, 1e6]; 1 for a limit of 0", lambda x: 1 <= x <= (1 if args.cost_limit == 0 else 1e6)),
         ("k", "0 or more", lambda x: x >= 0),
         ("ent_coef reward_bias", "in [-1e6, 1e6]", lambda x: abs(x) <= 1e6),
         ("gamma gae_lambda", "in [0, 1]", lambda x: 0 <= x <= 1),
@@ -119,16 +119,15 @@ class SafetyState(gym.Wrapper):
     """Section "Augmented States": appends clip(q_t / c_0, 0, 1 + DELTA) to the state; q_t is the cost before action t.
 
     Flattens the observation to float32 (n,). Adds to `info`: "cost", "safe" (the paper's f of the state reached, 1
-    while q <= c_0) and, at an episode's end, "episode" with its "return", "cost", "length" and "safe". c_0 is `limit`,
-    which --limit-factor moves, but an episode's "safe" goes by cost_limit. Raises ValueError if a step gives no cost,
-    or one that isn't a number of 0 or more.
+    while q <= c_0) and, at an episode's end, "episode" with its "return", "cost", "length" and "safe". Raises
+    ValueError if a step gives no cost, or one that isn't a number of 0 or more.
     """
 
     def __init__(self, env, cost_limit, augment_state=True):
         if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
             env = gym.wrappers.FlattenObservation(env)
         super().__init__(env)
-        self.cost_limit, self.augment_state, self.limit = cost_limit, augment_state, cost_limit
+        self.cost_limit, self.augment_state = cost_limit, augment_state
         size = gym.spaces.utils.flatdim(env.observation_space) + augment_state
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), dtype=np.float32)
 
@@ -136,7 +135,7 @@ class SafetyState(gym.Wrapper):
         state = np.empty(self.observation_space.shape, dtype=np.float32)
         state[: len(obs)] = obs
         if self.augment_state:
-            state[-1] = min(self.spent / max(self.limit, 1e-8), 1 + DELTA)
+            state[-1] = min(self.spent / max(self.cost_limit, 1e-8), 1 + DELTA)
         return state
 
     def reset(self, *, seed=None, options=None):
@@ -155,10 +154,10 @@ class SafetyState(gym.Wrapper):
         self.spent += info["cost"]
         self.episodic_return += float(reward)
         self.length += 1
-        info["safe"] = int(self.spent <= self.limit * (1 + 1e-9))  # three costs of 0.1 keep a limit of 0.3
+        info["safe"] = int(self.spent <= self.cost_limit * (1 + 1e-9))  # three costs of 0.1 keep a limit of 0.3
         if terminated or truncated:
             totals = {"return": self.episodic_return, "cost": self.spent, "length": self.length}
-            info["episode"] = {**totals, "safe": int(self.spent <= self.cost_limit * (1 + 1e-9))}
+            info["episode"] = {**totals, "safe": info["safe"]}
         return self.augmented(obs), reward, terminated, truncated, info
 
 
@@ -424,7 +423,7 @@ def train(args, checkpoint=None, make_env=make_env):
         # Sample (a_t, s_t) ~ pi for T steps (Algorithm 1, line 2)
         limit = args.cost_limit * args.limit_factor ** max(1 - 2 * (iteration - 1) / num_iterations, 0)
         for env in envs:
-            env.limit = limit
+            env.cost_limit = limit  # an episode under way takes it from its next step on
         if iteration == first or (args.save_every and (iteration - 1) % args.save_every == 0):
             current_obs = np.stack([obs for obs, _ in [env.reset(seed=int(rng.integers(2**31))) for env in envs]])
             current_safe = np.ones(args.num_envs)
@@ -442,7 +441,8 @@ def train(args, checkpoint=None, make_env=make_env):
                 current_obs[i], current_safe[i] = next_obs[t, i], info["safe"]
                 if terminated or truncated:
                     global_step = (iteration - 1) * batch_size + (t + 1) * args.num_envs
-                    episodes.append(dict(iteration=iteration, global_step=global_step, env=i, **info["episode"]))
+                    episode = {**info["episode"], "safe": int(info["episode"]["cost"] <= args.cost_limit * (1 + 1e-9))}
+                    episodes.append(dict(iteration=iteration, global_step=global_step, env=i, **episode))
                     current_obs[i], current_safe[i] = env.reset()[0], 1
         sampling_seconds = time.monotonic() - start_time
         for name, array in (("an observation", next_obs), ("a reward", rewards), ("an action", actions)):
@@ -501,7 +501,7 @@ def train(args, checkpoint=None, make_env=make_env):
             "losses/approx_kl": approx_kl, "losses/epochs": epoch, "losses/learning_rate": learning_rate.item(),
             "safety/safety_value_mean": safety_values.mean(), "safety/safety_q_mean": q.mean(),
             "safety/safety_target_mean": safety_targets.mean(), "safety/unsafe_share": 1 - safe.mean(),
-            "safety/negative_reward_share": (rewards + args.reward_bias < 0).mean(),
+            "safety/negative_reward_share": (rewards + args.reward_bias < 0).mean(), "safety/cost_limit": limit,
             "charts/sampling_SPS": int(batch_size / sampling_seconds),
         })  # fmt: skip
         played = dict(episodes=episodes, sampled_from=sampled_from if limit == args.cost_limit else None)

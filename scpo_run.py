@@ -6,7 +6,7 @@ once before the first iteration, with "checkpoint" alone, and then one after eac
     checkpoint    tensors and plain values to go on from; "iteration" and "agent", the networks' weights, are among them
     scalars       {"group/name": value} to log
     episodes      a dict for each episode that ended: iteration, global_step, env, return, cost, length, safe
-    sampled_from  the weights of the policy that played these episodes, None if its cost limit was not the final one
+    sampled_from  the weights of the policy that played these episodes; None while --limit-factor raises the limit
 
 A run leaves runs/<env>__<script or --exp-name>__<seed>__<time>/ with config.json, progress.csv, episodes.csv,
 events for TensorBoard, last.pt, from which --resume goes on, and best_safe.pt, the best policy within the limit.
@@ -64,8 +64,8 @@ def parse(cls, argv, **options):
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
-        message = re.sub(r"[│╮╰\s]+", " ", re.split("[─-]{5,}|Got errors", said.getvalue())[1])  # first in its box
-        raise ValueError((message[:240] + message[240:][-240:]).strip()) from None  # the flag is at either end
+        said = re.sub(r"[│╮╰\s]+", " ", re.split("[─-]{5,}|Got errors", said.getvalue())[1]).strip()  # in its box
+        raise ValueError(said if len(said) < 480 else f"{said[:230]} ... {said[-230:]}") from None
 
 
 def check(args, name, is_allowed, allowed):
@@ -303,8 +303,8 @@ def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
         say(f"{line:79.79}", sys.stderr, end="\r" if sys.stderr.isatty() else "\n")
 
         # Save
-        keeps_limit = progress["sampled_from"] and row["episodic_cost"] <= args.cost_limit * (1 + 1e-9)
-        if keeps_limit and row["safe_episode_rate"] >= args.min_safe_rate and row["episodic_return"] > best_return:
+        within = progress["sampled_from"] and row["episodic_cost"] <= args.cost_limit * (1 + 1e-9)  # as for episodes
+        if within and row["safe_episode_rate"] >= args.min_safe_rate and row["episodic_return"] > best_return:
             best_return = float(row["episodic_return"])
             save(folder / "best_safe.pt", **made_by, iteration=iteration, agent=progress["sampled_from"])
         ended += len(episodes)

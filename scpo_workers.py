@@ -53,7 +53,7 @@ class RemoteEnv:
     def step(self, action):
         return self.ask("step", action)
 
-    limit = property(fset=lambda self, limit: [*self.ask("limit", limit)])  # the wrapper's, see SafetyState
+    cost_limit = property(fset=lambda self, limit: [*self.ask("cost_limit", limit)])  # only SCPO changes it
 
     def reset(self, seed=None):
         """Without a seed only after an episode's end: the worker has begun the next one by itself."""
@@ -75,8 +75,8 @@ def work(connection, make_env, seed):
                 answer = env.observation_space, env.action_space, env.spec.max_episode_steps, str(env)
             elif name == "reset":
                 answer = envs[number].reset(seed=argument)[0], {}
-            elif name == "limit":
-                envs[number].limit, answer = argument, ()
+            elif name == "cost_limit":
+                envs[number].cost_limit, answer = argument, ()
             else:
                 *answer, info = envs[number].step(argument)
                 answer.append({key: info[key] for key in ("cost", "safe", "episode") if key in info})

@@ -82,10 +82,14 @@ def trials(rows):
         if row["task"] in TASKS and row["state"] == "complete":
             own = {name: float(row.get(name) or fast.usual(row["task"])[name]) for name in COLUMNS}
             outcome = {name: with_range(np.array(row[name].split(), float)) for name in ("return", "cost", "safe")}
-            limit = {"limit": "1,000, falls to 25 over half of the run"}.get(row["schedule"], "25")
+            factor = 40 if row["schedule"] == "limit" else float(row.get("limit_factor") or 1)
+            limit = f"{25 * factor:,.0f}, falls to 25 over half of the run" if factor > 1 else "25"
             if row.get("hold"):
                 limit = f"1,000 for {float(row['hold']):.0%} of the run, then follows the cost down to 25"
-            said = {"settings": fast.told({**row, "schedule": "none"}, COLUMNS) or "the usual ones", "limit": limit}
+            said = {
+                "settings": fast.told({**row, "schedule": "none"}, (*COLUMNS, "limit_factor")) or "the usual ones",
+                "limit": limit,
+            }
             steps = float(row["steps"]) / 1e6
             found.append({"task": row["task"], "seed": row["seed"], "million steps": steps, **said, **own, **outcome})
     return found

@@ -247,6 +247,8 @@ def check_trial(task, given, steps):
             raise ValueError(f"--try: {name} is no flag of SCPO's for {task}")
         if name == "hold" and given.get("schedule") != "limit":
             raise ValueError("--try: hold needs schedule=limit")
+        if name == "limit_factor" and given.get("schedule") == "limit":
+            raise ValueError("--try: limit_factor can't be set where schedule=limit sets it")
     for name, least, most in (("hold", 0, 1), ("ent_coef_end", -1e6, 1e6)):
         if not least <= given.get(name, 0) <= most:
             raise ValueError(f"--try: {name} is {given[name]}, but must be in [{least:g}, {most:g}]")

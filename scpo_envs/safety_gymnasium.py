@@ -7,9 +7,10 @@
 2. At each reset a navigation task decodes 24 MB of PNG files, the stars in its sky. That takes longer than the 1,000
    steps of the episode. Here the sky is grey.
 3. A navigation task computes its lidar and its distances object by object, and checks each observation. Here they are
-   computed with fewer calls, without the check. So a step takes two thirds of the time.
+   computed with fewer calls, without the check.
 
-What the agent sees and does stays the same to the last bit.
+What the agent sees and does stays the same, in the float32 numbers that it gets. In float64 the last bit of a lidar may
+differ: NumPy rounds an angle in two ways, depending on where its arrays lie in memory.
 """
 
 import dataclasses
@@ -51,7 +52,9 @@ def lidar(task, positions):
     A direction is a sector around the agent. Its neighbours see a part of what is in it, the more the nearer.
     """
     conf, positions = task.lidar_conf, np.array(positions, ndmin=2)
-    offsets = np.zeros((len(positions), 1, 3))
+    if conf.max_dist is None or not conf.alias:
+        return original_lidar(task, positions)
+    offsets = np.zeros((len(positions), 1, 3))  # a product for each, as in the package, so that it rounds as there
     offsets[:, 0, :2] = positions[:, :2]
     in_agents_axes = np.matmul(offsets - task.agent.pos, task.agent.mat)[:, 0, :2]
     z = np.ascontiguousarray(in_agents_axes).view(complex)[:, 0]
@@ -73,7 +76,12 @@ def distance(agent, position):
 
 def build_observation_space(task):
     original_build(task)
-    task.obs_info.obs_space_dict.contains = lambda obs: True
+    task.obs_info.obs_space_dict.contains = unchecked
+
+
+def unchecked(obs):
+    """In place of a check of each observation. The scripts and evaluate.py look for NaN themselves."""
+    return True
 
 
 dataclasses.dataclass = dataclass
@@ -84,6 +92,6 @@ try:
 finally:
     dataclasses.dataclass = original
 world.yaml = SimpleNamespace(load=load, FullLoader=yaml.FullLoader)
-original_build = BaseTask.build_observation_space
+original_lidar, original_build = BaseTask._obs_lidar_pseudo, BaseTask.build_observation_space
 BaseTask.build_observation_space = build_observation_space
 BaseTask._obs_lidar_pseudo, BaseAgent.dist_xy = lidar, distance

@@ -73,6 +73,9 @@ import gymnasium as gym
 from types import SimpleNamespace
 
 class BaseTask:
+    def _obs_lidar_pseudo(self, positions):
+        return "theirs"
+
     def build_observation_space(self):
         space = gym.spaces.Dict(lidar=gym.spaces.Box(0, 1, (4,)))
         self.obs_info = SimpleNamespace(obs_space_dict=space)
@@ -142,7 +145,7 @@ from safety_gymnasium.bases.base_agent import BaseAgent
 from safety_gymnasium.bases.base_task import BaseTask
 
 task, turned = BaseTask(), np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
-task.agent, task.lidar_conf = BaseAgent(), SimpleNamespace(num_bins=4, max_dist=4)
+task.agent, task.lidar_conf = BaseAgent(), SimpleNamespace(num_bins=4, max_dist=4, alias=True)
 task.agent.pos, task.agent.mat = np.array([1.0, 2, 0.1]), turned
 a = [1 - np.sqrt(3) / 2, 2.5, 7]
 print(task._obs_lidar_pseudo([a]).tolist())
@@ -150,11 +153,14 @@ print(task._obs_lidar_pseudo(np.array([a, [1, -1, 0], [1, 2.5, 0]])).tolist())
 print(task._obs_lidar_pseudo([1, 7]).tolist(), task.agent.dist_xy(np.array([4.0, 6, 9])))
 task.build_observation_space()
 print(task.obs_info.obs_space_dict.contains("not looked at"), list(task.obs_info.obs_space_dict))
+task.lidar_conf.alias = False
+print(task._obs_lidar_pseudo([a]))
 """)  # fmt: skip
-    one, three, beyond, checked = told.stdout.splitlines()
+    one, three, beyond, checked, unusual = told.stdout.splitlines()
     np.testing.assert_allclose(json.loads(one), [0.75, 0.5, 0, 0.25])
     np.testing.assert_allclose(json.loads(three), [0.875, 0.5, 0.25, 0.875])
     assert beyond == "[0.0, 0.0, 0.0, 0.0] 5.0" and checked == "True ['lidar']"
+    assert unusual == "theirs"
 
 
 @pytest.mark.parametrize("script", ["scpo_continuous.py", "baselines/cpo.py"])
@@ -201,7 +207,7 @@ def test_lidar_and_distances_are_those_of_the_real_package(name):
         exec(compile(Path(module.__file__).read_text(), module.__file__, "exec"), theirs)
     env.reset(seed=1)
     task, lidars = env.unwrapped.task, 0
-    for step in range(200):
+    for _ in range(200):
         env.step(rng.uniform(-1, 1, env.action_space.shape))
         for obstacle in task._obstacles:
             if obstacle.is_lidar_observed:
@@ -376,7 +382,8 @@ def test_the_scripts_take_the_fields_commands(task, algo):
     read, _ = scpo_run.read_flags(module.Args, module.TASK_SETTINGS, Path(module.__file__), run.command()[2:])
     module.check_args(read)
     assert read.env_id.endswith("Gymnasium" + task[-3:]) and read.cost_limit == 25 and read.num_workers == 2
-    assert {name: getattr(read, name) for name in field.SETTINGS[algo]} == field.SETTINGS[algo]
+    expected = {**field.SETTINGS[algo], **(field.BY_TASK[task] if algo == "SCPO" else {})}
+    assert {name: getattr(read, name) for name in expected} == expected
     assert 0.99 * 10**7 < read.total_timesteps <= 10**7
 
 
@@ -409,6 +416,8 @@ def test_a_trial_has_its_settings_limit_and_outcome():
     assert (trial["k"], trial["beta"], trial["safety_gamma"], trial["termination_cost"]) == (2, 1, 0.995, 0)
     assert (trial["return"], trial["cost"], trial["million steps"]) == ((15, 10, 20), (4, 3, 5), 2)
     assert field.trials([{**row, "schedule": "none", "hold": ""}])[0]["limit"] == "25"
+    (begun,) = field.trials([{**row, "schedule": "none", "hold": "", "limit_factor": "4"}])
+    assert begun["limit"] == "100, falls to 25 over half of the run" and begun["settings"] == "ent_coef 0"
 
 
 def test_the_page_shows_what_is_kept():

@@ -453,6 +453,7 @@ def test_the_limit_begins_lenient_and_falls_to_its_value_over_half_of_the_run(sc
     spent = np.tile(np.repeat(np.arange(1, 21), 2), 20)[: len(limits)]
     np.testing.assert_allclose([obs[-1] for obs, *_ in seen], np.minimum(spent / limits, 1.1), rtol=1e-6)
     np.testing.assert_array_equal([info["safe"] for *_, info in seen], spent <= limits)
+    np.testing.assert_allclose([x["scalars"]["safety/cost_limit"] for x in played], limits[::128])
     assert all(episode["cost"] == 20 and episode["safe"] == 0 for x in played for episode in x["episodes"])
     assert [x["sampled_from"] is not None for x in played] == [False] * 3 + [True] * 3
 
@@ -709,6 +710,7 @@ def test_paper_settings_are_built_in_and_can_be_overridden():
         ("--surrogate " + "9" * 600, "--surrogate"),
         ("--reward-scale 0", "--reward-scale"),
         ("--limit-factor 0.5", "--limit-factor is 0.5, but must be in [1, 1e6]"),
+        ("--limit-factor 2 --cost-limit 0", "--limit-factor is 2.0, but must be in [1, 1e6]; 1 for a limit of 0"),
         ("--log-std-init 3", "--log-std-init"),
         ("--cost-limit -1", "--cost-limit"),
         ("--cost-limit None", "--cost-limit"),

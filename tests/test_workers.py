@@ -57,7 +57,12 @@ def test_environments_live_in_the_workers_in_turn_and_keep_their_order():
     assert envs[0].spec.max_episode_steps == 5 and envs[0].action_space == toy_workers.Env.action_space
     firsts = unpacked([env.reset(seed=7 + i) for i, env in enumerate(envs)])
     assert firsts == [env.reset(seed=7 + i) for i, env in enumerate(plain)]
-    for step in range(12):
+    for i, env in enumerate(envs):
+        env.cost_limit = 3 + i
+    assert [obs for obs, *_ in unpacked([env.step("limit") for env in envs])] == [3, 4, 5, 6, 7]
+    for env in plain:
+        env.step("limit")
+    for step in range(11):
         answers = unpacked([env.step("go") for env in envs])
         pids = [answer[0][0] for answer in answers]
         assert pids[0] == pids[2] == pids[4] != pids[1] == pids[3] and os.getpid() not in pids
