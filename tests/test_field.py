@@ -461,7 +461,7 @@ def best_published(task):
 def test_the_page_trains_with_the_settings_of_the_runs():
     told = [
         line.split("$SG:")[1].split()
-        for line in field.PAGE.read_text().splitlines()
+        for line in field.PAGE.read_text().replace("\\\n", "").splitlines()
         if "continuous.py --env-id $SG" in line
     ]
     for (task, settings), (env_id, *flags) in zip(field.BY_TASK.items(), told, strict=True):
