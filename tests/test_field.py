@@ -518,19 +518,45 @@ def test_what_the_page_says_of_point_goal():
     assert np.mean(first) == pytest.approx(0.3, abs=0.05)  # break the limit
     rows = [row for row in curves.rows_of(ROOT / "results" / "search.csv") if row["task"] == task]
     (stopped,) = [row for row in rows if row["state"] == "fail" and row["steps"] == "5005312"]
+    (strict,) = [row for row in rows if row["state"] == "fail" and row["beta"] == "1"]
+    said = f"`--beta 1` was at a return of {float(strict['return']):.1f} after half of 2.1 million steps"
+    assert said in page() and strict["limit_factor"] == "40"
     rows = [row for row in rows if row["state"] == "complete" and row["beta"]]
     (held,) = [row for row in rows if row["hold"]]
     assert held["steps"] == "5000000" and (held["hold"], held["ent_coef_end"]) == ("0.3", "0")
     (scaled,) = [row for row in rows if row["reward_scale"] == "1"]
     biased = {(row["reward_bias"], row["schedule"]): row for row in rows if row["reward_bias"]}
-    both, alone = biased["0.05", "limit"], biased["0.02", "none"]
-    rows = [row for row in rows if row not in (held, scaled, *biased.values())]
+    (gamma,) = [row for row in rows if row["limit_factor"] and row["safety_gamma"]]
+    (small,) = [row for row in rows if row["limit_factor"] and row["reward_bias"] == "0.02"]
+    others = [biased["0.1", "limit"], small, gamma]
+    assert [row["limit_factor"] for row in others[1:]] == ["40"] * 2 and gamma["reward_bias"] == "0.05"
+    shares = [float(row[x]) * scale for row in others for x, scale in (("return", 1), ("cost", 1), ("safe", 100))]
+    said = (
+        "0.1 ends at {:.1f} and {:.1f}, with {:.0f} % safe. A bias of 0.02 ends at {:.1f} and {:.1f}, with {:.0f} %. A "
+    )
+    said += "bias of 0.05 with `--safety-gamma 0.999` ends at {:.1f} and {:.1f}, with {:.0f} %"
+    assert said.format(*shares) in page()
+    both = biased["0.05", "limit"]
+    (alone,) = [row for row in rows if row["reward_bias"] == "0.02" and not row["limit_factor"]]
+    rows = [row for row in rows if row not in (held, scaled) and not row["reward_bias"]]
     by_entropy = {float(row["ent_coef"]): row for row in rows if float(row["beta"]) == 0.1}
     rows = {(float(row["beta"]), row["schedule"]): row for row in rows if float(row["ent_coef"]) == 0.01}
     for beta in (0.2, 0.3):
         assert 0.5 < float(rows[beta, "none"]["return"]) < 1.5
     assert round(float(rows[0.2, "none"]["cost"])) == 13
     measured = {row["name"]: float(row["value"]) for row in curves.rows_of(ROOT / "results" / "measured.csv")}
+    names = [f"{x} where the limit is nearly 25" for x in ("return", "cost")]
+    names += [f"{x} where it was stopped" for x in ("return", "cost", "safe")]
+    names += [
+        "share of episodes without a cost",
+        "share of episodes that cost more than 100",
+        "their share of the cost",
+    ]
+    said = [measured[f"PointGoal1, 10^7 steps: {name}"] for name in names]
+    shown = "the return was {:.1f} at a cost of {:.1f}. .* is {:.1f}, and the cost is still {:.1f}, with {:.0f} % .* "
+    shown += "{:.0f} % cost nothing at all, and {:.0f} % cost more than 100. These {:.0f} % make {:.0f} % of the cost"
+    shares = [100 * x for x in said[4:]]
+    assert re.search(shown.format(*said[:4], *shares[:3], *shares[2:]), page())
     names = ["standard deviation at the start", "standard deviation at the end"]
     names += [f"{x} of the {y} actions" for x in ("cost", "return") for y in ("mean", "sampled")]
     names += ["safe episodes of the mean actions", "mean Q^c at the end"]
