@@ -545,6 +545,15 @@ def test_what_the_page_says_of_point_goal():
         assert 0.5 < float(rows[beta, "none"]["return"]) < 1.5
     assert round(float(rows[0.2, "none"]["cost"])) == 13
     measured = {row["name"]: float(row["value"]) for row in curves.rows_of(ROOT / "results" / "measured.csv")}
+    names = [f"{x} of the mean actions" for x in ("safe episodes", "return")]
+    names += ["cost of the worst episode", "cost of the mean actions"]
+    share, *said = (measured[f"PointGoal1, SCPO seed 1 with a bias: {name}"] for name in names)
+    shown = (
+        "is {:.1f}, but the cost {:.1f}, with {:.0f} % .* in {:.0f} % of 40 episodes, at a return of {:.1f}. .* costs "
+    )
+    shown += "{:.0f}, and the mean cost is {:.1f}"
+    returned, cost, safe = ends(task, "SCPO")[:, 0]
+    assert re.search(shown.format(returned, cost, 100 * safe, 100 * share, *said), page())
     names = [f"{x} where the limit is nearly 25" for x in ("return", "cost")]
     names += [f"{x} where it was stopped" for x in ("return", "cost", "safe")]
     names += [
