@@ -545,6 +545,8 @@ def test_what_the_page_says_of_point_goal():
         assert 0.5 < float(rows[beta, "none"]["return"]) < 1.5
     assert round(float(rows[0.2, "none"]["cost"])) == 13
     measured = {row["name"]: float(row["value"]) for row in curves.rows_of(ROOT / "results" / "measured.csv")}
+    ours, theirs = measured["workers, PointGoal1: 1"], measured["PointGoal1, lidar as in the package: steps a second"]
+    assert f"samples {ours:,.0f} steps a second on PointGoal1 instead of {theirs:,.0f} (" in page()
     names = [f"{x} of the mean actions" for x in ("safe episodes", "return")]
     names += ["cost of the worst episode", "cost of the mean actions"]
     share, *said = (measured[f"PointGoal1, SCPO seed 1 with a bias: {name}"] for name in names)
