@@ -251,6 +251,12 @@ def corrected_rows():
 CHECKS = {
     "README.md": [
         (
+            "in such a slip: a return of # at a cost of #, over the limit, with # % of",
+            lambda: [
+                MEASURED[f"Run, seed 1, another CPU: {x}"] * n for x, n in (("return", 1), ("cost", 1), ("safe", 100))
+            ],
+        ),
+        (
             "exceed the limit for # and # iterations, from # and from # on",
             lambda: (slip(2)[2], slip(3)[2], slip(2)[0], slip(3)[0]),
         ),
