@@ -73,7 +73,7 @@ class Args:
     max_grad_norm: float = 0.5  # norm that the gradient of all three networks together is scaled down to
     target_kl: Optional[float] = None  # no further epoch once the mean KL divergence of one exceeds this (None: never)
     cost_limit: Optional[float] = 1  # the paper's c_0: cost an episode may spend, undiscounted
-    limit_factor: float = 1  # the limit begins this many times as large and falls to its value in half of the run
+    limit_factor: float = 1  # the limit begins this many times as large and is as given from half of the run on
     k: float = 5  # power of Q^c in the reward; 0: all counts; inf, with --safety-lambdas 1: only what is surely safe
     beta: float = 3  # weight of the cost term; with k 0 it needs --penalty always
     reward_scale: float = 1  # factor of the reward after nullification: large returns drown the policy's gradient

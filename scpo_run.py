@@ -64,7 +64,7 @@ def parse(cls, argv, **options):
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
-        said = re.sub(r"[│╮╰\s]+", " ", re.split("[─-]{5,}|Got errors", said.getvalue())[1]).strip()  # in its box
+        said = re.sub(r"[│╮╰\s]+", " ", re.split("[─-]{5,}|Got errors", said.getvalue())[1]).strip()
         raise ValueError(said if len(said) < 480 else f"{said[:230]} ... {said[-230:]}") from None
 
 
@@ -303,8 +303,8 @@ def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
         say(f"{line:79.79}", sys.stderr, end="\r" if sys.stderr.isatty() else "\n")
 
         # Save
-        within = progress["sampled_from"] and row["episodic_cost"] <= args.cost_limit * (1 + 1e-9)  # as for episodes
-        if within and row["safe_episode_rate"] >= args.min_safe_rate and row["episodic_return"] > best_return:
+        keeps_limit = progress["sampled_from"] and row["episodic_cost"] <= args.cost_limit * (1 + 1e-9)
+        if keeps_limit and row["safe_episode_rate"] >= args.min_safe_rate and row["episodic_return"] > best_return:
             best_return = float(row["episodic_return"])
             save(folder / "best_safe.pt", **made_by, iteration=iteration, agent=progress["sampled_from"])
         ended += len(episodes)

@@ -49,7 +49,7 @@ def load(file, Loader):
 def lidar(task, positions):
     """Returns how near the nearest of some positions (n, 2 or 3) is in each direction: (num_bins,), from 0 to 1.
 
-    A direction is a sector around the agent. Its neighbours see a part of what is in it, the more the nearer.
+    A direction is a sector around the agent. Both neighbours see a part of what is in it, the nearer one more.
     """
     conf, positions = task.lidar_conf, np.array(positions, ndmin=2)
     if conf.max_dist is None or not conf.alias:
@@ -59,8 +59,8 @@ def lidar(task, positions):
     in_agents_axes = np.matmul(offsets - task.agent.pos, task.agent.mat)[:, 0, :2]
     z = np.ascontiguousarray(in_agents_axes).view(complex)[:, 0]
     bins, size = [0.0] * conf.num_bins, 2 * np.pi / conf.num_bins
-    for distance, angle in zip(np.abs(z).tolist(), (np.angle(z) % (2 * np.pi)).tolist()):
-        i, nearness = int(angle / size), max(0, conf.max_dist - distance) / conf.max_dist
+    for length, angle in zip(np.abs(z).tolist(), (np.angle(z) % (2 * np.pi)).tolist()):
+        i, nearness = int(angle / size), max(0, conf.max_dist - length) / conf.max_dist
         share, following = (angle - size * i) / size, (i + 1) % conf.num_bins
         bins[i] = max(bins[i], nearness)
         bins[following] = max(bins[following], share * nearness)
