@@ -234,6 +234,14 @@ def clipped():
     return agent.normalize(torch.ones(1)).item()
 
 
+def fast_on_run():
+    """Return and cost of --fast on Run, where each episode of the last tenth is safe."""
+    columns = ("episodic_return", "episodic_cost", "safe_episode_rate")
+    returns, costs, safe = (finals(RUN, "fast", x, FAST[RUN][0]) for x in columns)
+    assert len(safe) == 4 and safe.min() == 1
+    return returns.mean(), costs.mean()
+
+
 def trial_seeds():
     return [int(row["seed"]) for row in BASELINE_TRIALS if "benchmark seeds" not in row["note"]]
 
@@ -251,7 +259,7 @@ def corrected_rows():
 CHECKS = {
     "README.md": [
         (
-            "in such a slip: a return of # at a cost of #, over the limit, with # % of",
+            "ends in such a slip: a return of # at a cost of #, over the limit, with # % of",
             lambda: [
                 MEASURED[f"Run, seed 1, another CPU: {x}"] * n for x, n in (("return", 1), ("cost", 1), ("safe", 100))
             ],
@@ -260,10 +268,7 @@ CHECKS = {
             "exceed the limit for # and # iterations, from # and from # on",
             lambda: (slip(2)[2], slip(3)[2], slip(2)[0], slip(3)[0]),
         ),
-        (
-            "--fast` ends at # with a cost of #",
-            lambda: [finals(RUN, "fast", x, FAST[RUN][0]).mean() for x in ("episodic_return", "episodic_cost")],
-        ),
+        ("On Run it ends at # with a cost of #, and all episodes are safe", fast_on_run),
         (
             "on Run # % of its .*?, # % with TRPO-L and # % with CPO",
             lambda: [100 * finals(RUN, x, "safe_episode_rate").mean() for x in ("SCPO", "TRPO-L", "CPO")],
