@@ -3,7 +3,7 @@
 Paper: Mhamed & Gu (2023), "SCPO: Safe Reinforcement Learning with Safety Critic Policy Optimization".
 
 An episode is safe if its costs add up to at most the cost limit c_0. A safety critic V^c(s) learns the probability that
-an episode passing through s is safe. SCPO is PPO with one change, the reward:
+an episode passing through s is safe; a violation far ahead counts less. SCPO is PPO with one change, the reward:
 
     r <- (r + b) Q^c(s, a)^k - beta (1 - Q^c(s, a)^k) c
 
