@@ -143,7 +143,7 @@ def as_text(results, run):
         line = f"{'safe episodes' if metric == 'safe' else metric:14}"
         for told in results.values():
             interval = "" if told[metric]["low"] is None else " [{low:.3f}, {high:.3f}]".format(**told[metric])
-            line += f"{told[metric]['mean']:.3f}{interval}".rjust(32)
+            line += f" {told[metric]['mean']:.3f}{interval}".rjust(32)
         lines.append(line)
     for mode, told in results.items():
         worst = "cost {cost:g}, return {return:.3f}, length {length}, seed {seed}".format(**told["worst_episode"])

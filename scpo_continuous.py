@@ -120,9 +120,9 @@ def check_args(args):
 
 
 class SafetyState(gym.Wrapper):
-    """Section "Augmented States": appends clip(q_t / c_0, 0, 1 + DELTA) to the state; q_t is the cost before action t.
+    """SCPO's "Augmented States": appends clip(q_t / c_0, 0, 1 + DELTA) to the state; q_t is the cost before action t.
 
-    Flattens the observation to float32 (n,). Adds to `info`: "cost", "safe" (the paper's f of the state reached, 1
+    Flattens the observation to float32 (n,). Adds to `info`: "cost", "safe" (SCPO's f of the state reached, 1
     while q <= c_0) and, at an episode's end, "episode" with its "return", "cost", "length" and "safe". Raises
     ValueError if a step gives no cost, or one that isn't a number of 0 or more.
     """
@@ -189,7 +189,7 @@ def make_env(env_id, cost_limit, augment_state):
 
 
 def mlp(num_inputs, num_outputs, last_std):
-    """Two hidden layers of 64 with tanh, as in the paper, initialised orthogonally; last_std: the last layer's gain."""
+    """Two hidden layers of 64 with tanh, as in SCPO's paper, orthogonal weights; last_std: the last layer's gain."""
     layers = [nn.Linear(num_inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_outputs)]
     for layer, std in zip(layers[::2], (2**0.5, 2**0.5, last_std)):
         nn.init.orthogonal_(layer.weight, std)
@@ -376,7 +376,7 @@ def train(args, checkpoint=None, make_env=make_env):
     """Algorithm 1, a generator: yields what to save before the first iteration, and what to log and save after each.
 
     checkpoint: one that it has yielded (a copy: the next iteration changes it), to go on from. New episodes begin then,
-    and every save_every iterations, where checkpoints are saved. So a resumed run is the same as one without a break.
+    and every save_every iterations. A run resumed from one of these checkpoints is the same as one without a break.
     """
     check_args(args)
     torch.set_num_threads(1)  # the matrices are too small to share
@@ -440,7 +440,7 @@ def train(args, checkpoint=None, make_env=make_env):
             obs[t], safe[t] = current_obs, current_safe
             actions[t] = policy(obs[t], noise[t])
             results = [env.step(action) for env, action in zip(envs, agent.to_env(actions[t]))]
-            for i, (env, result) in enumerate(zip(envs, results)):  # --num-workers: unpacking waits, asking doesn't
+            for i, (env, result) in enumerate(zip(envs, results)):  # with --num-workers it is here that we wait
                 next_obs[t, i], rewards[t, i], terminated, truncated, info = result
                 costs[t, i], next_safe[t, i] = info["cost"], info["safe"]
                 terminations[t, i], dones[t, i] = terminated, terminated or truncated
@@ -451,10 +451,10 @@ def train(args, checkpoint=None, make_env=make_env):
                     episodes.append(dict(iteration=iteration, global_step=global_step, env=i, **episode))
                     current_obs[i], current_safe[i] = env.reset()[0], 1
         sampling_seconds = time.monotonic() - start_time
-        for name, array in (("an observation", next_obs), ("a reward", rewards), ("an action", actions)):
+        for name, array in (("an observation", obs + next_obs), ("a reward", rewards), ("an action", actions)):
             if not np.isfinite(array).all():
                 raise FloatingPointError(f"{name} is NaN or infinite in iteration {iteration}")
-        costs += args.termination_cost * terminations  # where a fall ends an episode, falling keeps the limit for free
+        costs += args.termination_cost * terminations  # else failing early would be a free way to keep the limit
         next_safe[(terminations == 1) & (args.termination_cost > 0)] = 0
 
         # Evaluate Q^c(s_t, a_t) (line 3)

@@ -16,7 +16,7 @@ Where we depart from the paper, and why (docs/scpo.md has the measurements):
 2. V^c_gamma has a term for the state after the last action, so the last cost counts. The printed closed form lacks it.
 3. At a time limit only the reward critic bootstraps. Whether the episode was safe is known by then.
 4. Once the limit is exceeded V^c is 0, whatever the network says.
-5. Q^c is the mean of the Monte Carlo and the one-step estimate. The paper allows any average.
+5. Q^c is the Monte Carlo estimate on CartSafe, elsewhere its mean with the one-step one. The paper allows any average.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ with contextlib.suppress(ImportError):
 # What differs by task: the paper's settings and the length of its runs; "any other task" is ours. Flags override them
 T = 32768  # steps an iteration
 FAST_SETTINGS = dict(num_steps=512, learning_rate=1e-3, anneal_lr=True, reward_scale=0.02)  # what --fast changes
-OWN = dict(FAST_SETTINGS, num_envs=8, num_steps=1024, norm_obs=True)  # for any other task
+OWN = dict(FAST_SETTINGS, num_envs=8, num_steps=1024, norm_obs=True, vf_coef=0.5, safety_lambdas=(0.0, 1.0))
 OURS = dict(vf_coef=0.005, safety_lambdas=(1.0,))  # the paper leaves these two open (docs/scpo.md)
 TASK_SETTINGS = {
     "CartSafe-v0": dict(cost_limit=1, k=5, beta=3, reward_bias=0, ent_coef=0.001, total_timesteps=150 * T, **OURS),
@@ -116,9 +116,9 @@ def check_args(args):
 
 
 class SafetyState(gym.Wrapper):
-    """Section "Augmented States": appends clip(q_t / c_0, 0, 1 + DELTA) to the state; q_t is the cost before action t.
+    """SCPO's "Augmented States": appends clip(q_t / c_0, 0, 1 + DELTA) to the state; q_t is the cost before action t.
 
-    Flattens the observation to float32 (n,). Adds to `info`: "cost", "safe" (the paper's f of the state reached, 1
+    Flattens the observation to float32 (n,). Adds to `info`: "cost", "safe" (SCPO's f of the state reached, 1
     while q <= c_0) and, at an episode's end, "episode" with its "return", "cost", "length" and "safe". Raises
     ValueError if a step gives no cost, or one that isn't a number of 0 or more.
     """
@@ -185,7 +185,7 @@ def make_env(env_id, cost_limit, augment_state):
 
 
 def mlp(num_inputs, num_outputs, last_std):
-    """Two hidden layers of 64 with tanh, as in the paper, initialised orthogonally; last_std: the last layer's gain."""
+    """Two hidden layers of 64 with tanh, as in SCPO's paper, orthogonal weights; last_std: the last layer's gain."""
     layers = [nn.Linear(num_inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_outputs)]
     for layer, std in zip(layers[::2], (2**0.5, 2**0.5, last_std)):
         nn.init.orthogonal_(layer.weight, std)
@@ -371,7 +371,7 @@ def train(args, checkpoint=None, make_env=make_env):
     """Algorithm 1, a generator: yields what to save before the first iteration, and what to log and save after each.
 
     checkpoint: one that it has yielded (a copy: the next iteration changes it), to go on from. New episodes begin then,
-    and every save_every iterations, where checkpoints are saved. So a resumed run is the same as one without a break.
+    and every save_every iterations. A run resumed from one of these checkpoints is the same as one without a break.
     """
     check_args(args)
     torch.set_num_threads(1)  # the matrices are too small to share
@@ -434,7 +434,7 @@ def train(args, checkpoint=None, make_env=make_env):
             obs[t], safe[t] = current_obs, current_safe
             actions[t] = policy(obs[t], noise[t])
             results = [env.step(action) for env, action in zip(envs, agent.to_env(actions[t]))]
-            for i, (env, result) in enumerate(zip(envs, results)):  # --num-workers: unpacking waits, asking doesn't
+            for i, (env, result) in enumerate(zip(envs, results)):  # with --num-workers it is here that we wait
                 next_obs[t, i], rewards[t, i], terminated, truncated, info = result
                 costs[t, i], next_safe[t, i] = info["cost"], info["safe"]
                 terminations[t, i], dones[t, i] = terminated, terminated or truncated
@@ -445,10 +445,10 @@ def train(args, checkpoint=None, make_env=make_env):
                     episodes.append(dict(iteration=iteration, global_step=global_step, env=i, **episode))
                     current_obs[i], current_safe[i] = env.reset()[0], 1
         sampling_seconds = time.monotonic() - start_time
-        for name, array in (("an observation", next_obs), ("a reward", rewards), ("an action", actions)):
+        for name, array in (("an observation", obs + next_obs), ("a reward", rewards), ("an action", actions)):
             if not np.isfinite(array).all():
                 raise FloatingPointError(f"{name} is NaN or infinite in iteration {iteration}")
-        costs += args.termination_cost * terminations  # where a fall ends an episode, falling keeps the limit for free
+        costs += args.termination_cost * terminations  # else failing early would be a free way to keep the limit
         next_safe[(terminations == 1) & (args.termination_cost > 0)] = 0
 
         # Evaluate Q^c(s_t, a_t) (line 3)

@@ -50,7 +50,7 @@ class RunArgs:
 
 
 VERSIONS = dict(python=sys.version.split()[0], **{x: version(x) for x in ("torch", "numpy", "gymnasium")})
-# What --resume may change, since it concerns only the process. All other flags define the run
+# What --resume may change: the length of the run, and what concerns only the process. All other flags define the run
 PROCESS_FLAGS = "total_timesteps device compile resume num_workers iteration_timeout track".split()  # and wandb_*
 SAVED = "script args revisions iteration agent best_return seconds files".split()  # in every last.pt
 
@@ -228,7 +228,7 @@ def run(train, Args, task_settings, argv=None):
                 raise
             raise ValueError(f"--resume {args.resume}: last.pt lacks a part or doesn't fit ({error!r})") from error
         folder, lock, made_by = open_folder(args, script, loaded)
-    except ValueError as error:
+    except (ValueError, ChildProcessError) as error:
         faulthandler.cancel_dump_traceback_later()
         say(f"{script.name}: {' '.join(str(error).split())[:500]}", sys.stderr)
         raise SystemExit(2) from None

@@ -10,7 +10,7 @@ of the KL divergence:
 
 The sum is then shortened until the sampled surrogates agree. Read the functions under "The mathematics", then `train`.
 
-docs/baselines.md lists the mistakes of public versions that this one avoids, and where it departs from the paper.
+docs/baselines.md lists mistakes of public versions that this one avoids, and settings that differ from published ones.
 """
 
 import contextlib
@@ -66,8 +66,8 @@ class Args:
     fisher_subsampling: int = 4  # the Fisher matrix is estimated on one in this many observations, drawn at random
     backtrack: float = 0.8  # what a step is multiplied by, again and again, until it is accepted
     line_search_steps: int = 20  # lengths tried; when none is accepted the policy stays
-    std_start: float = 0.509  # standard deviation of continuous actions, not learned; it falls linearly from here
-    std_end: float = 0.1  # to this, in the last iteration
+    std_start: float = 0.509  # standard deviation of continuous actions, not learned; it falls linearly from here,
+    std_end: float = 0.1  # which would be iteration 0, to this in the last one
     cost_limit: Optional[float] = 25  # cost an episode may spend on average, undiscounted
     augment_state: bool = False  # append the share of the cost limit spent so far to the observation, as SCPO does
     device: Literal["cpu", "cuda"] = "cpu"  # where the updates run; the CPU is faster for networks this small
@@ -84,7 +84,7 @@ def check_args(args):
         ("critic_learning_rate target_kl std_start std_end", "in [1e-9, 1e6]", lambda x: 1e-9 <= x <= 1e6),
         ("cg_damping", "in [0, 1e6]", lambda x: 0 <= x <= 1e6),
         ("seed save_every", "in [0, 2^31)", lambda x: 0 <= x < 2**31),
-        ("cost_limit", "finite and 0 or more", lambda x: x is None or 0 <= x < math.inf),
+        ("cost_limit", "in [0, 1e6]", lambda x: x is None or 0 <= x <= 1e6),
         ("gamma gae_lambda cost_gae_lambda", "in [0, 1]", lambda x: 0 <= x <= 1),
         ("backtrack", "between 0 and 1", lambda x: 0 < x < 1),
         ("critic_minibatches", f"a divisor of the {batch_size} steps", lambda x: x >= 1 and batch_size % x == 0),
@@ -97,9 +97,9 @@ def check_args(args):
 
 
 class SafetyState(gym.Wrapper):
-    """Section "Augmented States": appends clip(q_t / c_0, 0, 1 + DELTA) to the state; q_t is the cost before action t.
+    """SCPO's "Augmented States": appends clip(q_t / c_0, 0, 1 + DELTA) to the state; q_t is the cost before action t.
 
-    Flattens the observation to float32 (n,). Adds to `info`: "cost", "safe" (the paper's f of the state reached, 1
+    Flattens the observation to float32 (n,). Adds to `info`: "cost", "safe" (SCPO's f of the state reached, 1
     while q <= c_0) and, at an episode's end, "episode" with its "return", "cost", "length" and "safe". Raises
     ValueError if a step gives no cost, or one that isn't a number of 0 or more.
     """
@@ -167,7 +167,7 @@ def make_env(env_id, cost_limit, augment_state):
 
 
 def mlp(num_inputs, num_outputs, last_std):
-    """Two hidden layers of 64 with tanh, as in the paper, initialised orthogonally; last_std: the last layer's gain."""
+    """Two hidden layers of 64 with tanh, as in SCPO's paper, orthogonal weights; last_std: the last layer's gain."""
     layers = [nn.Linear(num_inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_outputs)]
     for layer, std in zip(layers[::2], (2**0.5, 2**0.5, last_std)):
         nn.init.orthogonal_(layer.weight, std)
@@ -428,7 +428,7 @@ def train(args, checkpoint=None, make_env=make_env):
     """A generator: yields what there is to save before the first iteration, and to log and save after each.
 
     checkpoint: one that it has yielded (a copy: the next iteration changes it), to go on from. New episodes begin then,
-    and every save_every iterations, where checkpoints are saved. So a resumed run is the same as one without a break.
+    and every save_every iterations. A run resumed from one of these checkpoints is the same as one without a break.
     """
     check_args(args)
     torch.set_num_threads(1)  # the matrices are too small to share
@@ -489,7 +489,7 @@ def train(args, checkpoint=None, make_env=make_env):
             obs[t] = current_obs
             actions[t] = policy(obs[t], noise[t])
             results = [env.step(action) for env, action in zip(envs, agent.to_env(actions[t]))]
-            for i, (env, result) in enumerate(zip(envs, results)):  # --num-workers: unpacking waits, asking doesn't
+            for i, (env, result) in enumerate(zip(envs, results)):  # with --num-workers it is here that we wait
                 next_obs[t, i], rewards[t, i], terminated, truncated, info = result
                 costs[t, i] = info["cost"]
                 terminations[t, i], dones[t, i] = terminated, terminated or truncated
@@ -499,7 +499,7 @@ def train(args, checkpoint=None, make_env=make_env):
                     episodes.append(dict(iteration=iteration, global_step=global_step, env=i, **info["episode"]))
                     current_obs[i] = env.reset()[0]
         sampling_seconds = time.monotonic() - start_time
-        for name, array in (("an observation", next_obs), ("a reward", rewards), ("an action", actions)):
+        for name, array in (("an observation", obs + next_obs), ("a reward", rewards), ("an action", actions)):
             if not np.isfinite(array).all():
                 raise FloatingPointError(f"{name} is NaN or infinite in iteration {iteration}")
         episode_costs = [episode["cost"] for episode in episodes]
@@ -520,7 +520,7 @@ def train(args, checkpoint=None, make_env=make_env):
         cost_advantages = gae(costs, cost_values, next_cost_values, *ends, args.gamma, args.cost_gae_lambda)
         returns, cost_returns = advantages + values, cost_advantages + cost_values
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        cost_advantages = (cost_advantages - cost_advantages.mean()) * costs.any()  # with no cost in it they are noise
+        cost_advantages = (cost_advantages - cost_advantages.mean()) * costs.any()  # in a batch without cost: noise
 
         # Optimise the policy, then both critics
         estimates = (advantages, cost_advantages, returns, cost_returns)

@@ -245,6 +245,16 @@ def test_the_worst_episode_is_the_costliest_then_the_poorest():
     )
 
 
+def test_columns_of_long_numbers_stay_apart():
+    told = evaluate.judge(
+        [dict(episode, **{"return": -123456.0 - i}) for i, episode in enumerate(episodes([0] * 30))], 3
+    )
+    (line,) = [
+        x for x in evaluate.as_text({"deterministic": told, "stochastic": told}, "").split("\n") if "return" in x[:9]
+    ]
+    assert re.search(r"\] +-123,?470", line)
+
+
 def test_best_safe_is_the_policy_that_played_its_iteration(tmp_path, capsys):
     """Those weights stem from one iteration less; last.pt holds what came out of the last one."""
     module = importlib.import_module("scpo_continuous")

@@ -903,6 +903,14 @@ def flags(script, runs_dir=None, task="", iterations=5, save_every=2, cost_limit
     return [*given, "--runs-dir", runs_dir] if runs_dir else given
 
 
+@pytest.mark.parametrize("script", SCRIPTS[1:])
+def test_an_observation_of_reset_that_is_nan_is_told(script, tmp_path):
+    """The largest of three NaN is the first, so with choices the actions don't show it."""
+    task = "Lost" if script == "scpo_discrete" else "ChoiceLost"
+    with pytest.raises(SystemExit, match="an observation is NaN or infinite in iteration 3"):
+        run_script(script, *flags(script, tmp_path, task))
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_trains_and_resumes_after_a_crash_to_the_last_bit(script, tmp_path, capsys):
     run_script(script, *flags(script, tmp_path / "whole"))

@@ -181,6 +181,14 @@ def test_a_run_whose_worker_fails_ends_with_one_line_and_keeps_what_is_saved(tmp
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_a_worker_that_dies_before_its_environments_are_made_is_told(tmp_path, capsys):
+    argv = [*flags("scpo_continuous", tmp_path, "Killed"), "--num-workers", 2]
+    assert "a worker has died; it was killed, or memory ran out" in refused(
+        capsys, run_script, "scpo_continuous", *argv
+    )
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("number", [0, 3, -1])
 def test_there_are_as_many_workers_as_environments_at_most(number, capsys, tmp_path):
     argv = [*flags("scpo_continuous", tmp_path / "runs"), "--num-workers", number]

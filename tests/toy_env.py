@@ -1,5 +1,8 @@
 """Small tasks for the tests: `--env-id toy_env:Toy-v0`."""
 
+import multiprocessing
+import os
+import signal
 import time
 
 import gymnasium as gym
@@ -13,6 +16,8 @@ class Toy(gym.Env):
         self.cost, self.obs, self.fault, self.costs = cost, obs, fault, costs
         if fault == "unbuilt":
             raise ValueError("too many values to unpack (expected 2)")
+        if fault == "killed" and multiprocessing.parent_process():
+            os.kill(os.getpid(), signal.SIGKILL)
         box = gym.spaces.Box(-1, 1, (2,), np.float32)
         self.observation_space = {
             "box": box,
@@ -27,6 +32,8 @@ class Toy(gym.Env):
         super().reset(seed=seed)
         self.place, self.steps = self.np_random.uniform(-0.2, 0.2, 2), 0
         self.total = getattr(self, "total", 0)
+        if self.fault == "lost" and self.total > 150:
+            return self.observe() * np.nan, {}
         return np.zeros(3, np.float32) if self.fault == "old" else (self.observe(), {})
 
     def observe(self):
@@ -103,6 +110,6 @@ gym.register("ToyChoiceEndless-v0", ToyChoice)
 gym.register("ToyChoiceLong-v0", ToyChoice, max_episode_steps=250)
 gym.register("ToyChoiceTenth-v0", ToyChoice, max_episode_steps=3, kwargs=dict(costs=[0.1] * 3))
 gym.register("ToyDie-v0", Toy, max_episode_steps=20, kwargs=dict(fault="die"))
-for fault in ("raise", "hang", "slow", "array", "forget", "six", "noise", "old", "unbuilt"):
+for fault in ("raise", "hang", "slow", "array", "forget", "six", "noise", "old", "unbuilt", "lost", "killed"):
     gym.register(f"Toy{fault.title()}-v0", Toy, max_episode_steps=20, kwargs=dict(fault=fault))
     gym.register(f"ToyChoice{fault.title()}-v0", ToyChoice, max_episode_steps=20, kwargs=dict(fault=fault))
