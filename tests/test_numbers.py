@@ -18,8 +18,9 @@ import pytest
 import torch
 
 import scpo_continuous
+import scpo_discrete
 import scpo_run
-from baselines import cpo, trpo
+from baselines import cpo, pdo, trpo, trpo_lagrangian
 from reproduce import benchmark, curves, field, plot
 from reproduce.curves import FAST, TASKS, last_tenth
 from reproduce.studies import STUDIES
@@ -147,15 +148,22 @@ def short_of(task):
 
 
 def searched(task, number, name):
-    """What the search says of a trial."""
+    """What the search says of a trial, of its first seed."""
     (row,) = [row for row in table("search.csv") if (row["task"], row["trial"]) == (task, str(number))]
-    return float(row[name])
+    return float(row[name].split()[0])
 
 
 def trial(seed, flags, task=RUN):
     """The row of a trial of SCPO: a dict of texts."""
     (row,) = [row for row in TRIALS if (row["task"], row["seed"], row["flags"]) == (task, str(seed), flags)]
     return row
+
+
+def lambda_of_95():
+    """A seed, its cost with lambda 0.95, and the highest cost with the mean. The returns are as high with 0.95."""
+    ours, mean = ([trial(seed, f"--safety-lambdas {x}") for seed in (101, 102, 103)] for x in ("0.95", "0 1"))
+    assert all(float(a["return"]) > 0.98 * float(b["return"]) for a, b in zip(ours, mean))
+    return 103, float(ours[2]["cost"]), max(float(row["cost"]) for row in mean)
 
 
 def cart_trial(vf_coef, seed=101):
@@ -235,11 +243,46 @@ def clipped():
 
 
 def fast_on_run():
-    """Return and cost of --fast on Run, where each episode of the last tenth is safe."""
+    """--fast on Run: return, cost, late iterations over the limit. Each episode of the last tenth is safe."""
     columns = ("episodic_return", "episodic_cost", "safe_episode_rate")
     returns, costs, safe = (finals(RUN, "fast", x, FAST[RUN][0]) for x in columns)
     assert len(safe) == 4 and safe.min() == 1
-    return returns.mean(), costs.mean()
+    over = (runs(RUN, "fast", FAST[RUN][0])["episodic_cost"][:, FAST[RUN][0] // 2 :] > TASKS[RUN].cost_limit).sum(1)
+    assert (over > 0).sum() == 1
+    return returns.mean(), costs.mean(), over.sum()
+
+
+def more_than_published(task):
+    """SCPO's cost as a multiple of the published one. It is within the limit."""
+    cost = finals(task, "SCPO", "episodic_cost").mean()
+    assert cost < TASKS[task].cost_limit
+    return cost / plot.published_mean(PUBLISHED, task, "SCPO", "cost", TASKS[task].iterations)
+
+
+def late_on_cart_safe():
+    """How many iterations of the second halves exceed the limit, in each seed some; how many iterations that are."""
+    costs = runs(CART)["episodic_cost"][:, TASKS[CART].iterations // 2 :]
+    over = costs > TASKS[CART].cost_limit
+    assert len(over) == 4 and over.any(1).all()
+    return over.sum(), over.size
+
+
+def safe_from_the_fourth():
+    """The share of SCPO's episodes on CartSafe that are safe, from the fourth iteration on: in each one most are."""
+    assert runs(CART)["safe_episode_rate"][:, 3:].min() > 0.5
+    return ()
+
+
+def on_the_cheetah():
+    """Return of TRPO-L and of SCPO after two million steps, both within the limit."""
+    kept, _ = field.load(RESULTS / "field")
+    returns = []
+    for label in ("TRPO-L", "SCPO"):
+        columns = [x.columns for x in kept if (x.task, x.label) == (list(field.TASKS)[0], label)]
+        columns = [x for x in columns if x["global_step"][-1] < 3e6]
+        assert len(columns) == 2 and np.mean([last_tenth(x["episodic_cost"]) for x in columns]) < field.COST_LIMIT
+        returns.append(np.mean([last_tenth(x["episodic_return"]) for x in columns]))
+    return returns
 
 
 def trial_seeds():
@@ -265,21 +308,17 @@ CHECKS = {
             ],
         ),
         (
-            "exceed the limit for # and # iterations, from # and from # on",
+            "do so for # and # iterations, from # and from # on",
             lambda: (slip(2)[2], slip(3)[2], slip(2)[0], slip(3)[0]),
         ),
-        ("On Run it ends at # with a cost of #, and all episodes are safe", fast_on_run),
+        ("On Run it ends at # with a cost of # .*? one seed exceeds the limit for # iterations", fast_on_run),
+        ("on Circle and Run, by a factor of # and #", lambda: [more_than_published(task) for task in (CIRCLE, RUN)]),
+        ("comes from one of the two seeds, with a cost of #", lambda: [finals(CIRCLE, "SCPO", "episodic_cost").max()]),
+        ("On CartSafe # of the last # iterations do", late_on_cart_safe),
+        ("its return is # after two million steps, SCPO's #", on_the_cheetah),
         (
-            "on Run # % of its .*?, # % with TRPO-L and # % with CPO",
+            "# % of its episodes on Run do, # % with TRPO-L and # % with CPO",
             lambda: [100 * finals(RUN, x, "safe_episode_rate").mean() for x in ("SCPO", "TRPO-L", "CPO")],
-        ),
-        (
-            "at a mean of # and # with a limit of #, SCPO at #",
-            lambda: (
-                *[finals(RUN, x, "episodic_cost").mean() for x in ("TRPO-L", "CPO")],
-                TASKS[RUN].cost_limit,
-                finals(RUN, "SCPO", "episodic_cost").mean(),
-            ),
         ),
         (
             "makes # steps a second on one core on Circle and # on Run",
@@ -296,6 +335,9 @@ CHECKS = {
         ("slip over it for # and # iterations", lambda: (slip(2)[2], slip(3)[2])),
         ("CartSafe # iterations", lambda: [STUDIES["cartsafe"].iterations]),
         ("Run, # iterations", lambda: [STUDIES["augmentation"].iterations]),
+        ("runs there are cut at iteration #, three before their end", lambda: [100 * trpo.T // scpo_continuous.T]),
+        ("Of SCPO's episodes most are safe from the fourth", safe_from_the_fourth),
+        ("the limit of #, # of the last # of all seeds", lambda: (TASKS[CART].cost_limit, *late_on_cart_safe())),
         ("Circle, # iterations", lambda: [STUDIES["estimators"].iterations]),
         ("Reach, # iterations", lambda: [STUDIES["box"].iterations]),
     ],
@@ -363,6 +405,11 @@ CHECKS = {
         (r"min\(cost so far / limit, #\)", lambda: [1 + scpo_continuous.DELTA]),
     ],
     "docs/fast-settings.md": [
+        ("other seeds than the figure's #", lambda: [finals(CART, "fast", iterations=FAST[CART][0]).mean()]),
+        (
+            "Seed 101 ran twice .*? It ended at # and at #",
+            lambda: [searched(CART, number, "return") for number in (28, 34)],
+        ),
         (
             "Ten iterations are # million steps with `--fast`, # with the paper's settings and # with a baseline",
             lambda: [1e-5 * size for size in (FAST[RUN][1], *(x.num_envs * x.num_steps for x in (SCPO, TRPO)))],
@@ -425,9 +472,14 @@ CHECKS = {
         ("At least # % of the episodes of each", lambda: [100 * late("annealed", "safe_episode_rate").min()]),
         ("Seed # ends at a cost of #", lambda: (4, finals(RUN, "annealed", "episodic_cost")[3])),
         (
-            "seed # slipped in the second half, for # iterations of #",
-            lambda: (2, (runs(RUN, "fast", 80)["episodic_cost"][1, 40:] > TASKS[RUN].cost_limit).sum(), FAST[RUN][0]),
+            "seed # slipped in the second half, for # of its # iterations",
+            lambda: (2, (runs(RUN, "fast", 80)["episodic_cost"][1, 40:] > TASKS[RUN].cost_limit).sum(), 80 - 40),
         ),
+        (
+            "an iteration of # steps .*?, # epochs, minibatches of # and a learning rate of #",
+            lambda: (SCPO.num_envs * SCPO.num_steps, SCPO.update_epochs, SCPO.minibatch_size, SCPO.learning_rate),
+        ),
+        ("with seed # the cost is #, with the mean at most # on all three", lambda_of_95),
         ("One gradient norm of # holds", lambda: [SCPO.max_grad_norm]),
         ("only calls about 0, is #", lambda: [scpo_continuous.DELTA]),
         ("seeds # to #, mean over the last # of # iterations, return", lambda: (101, 103, 100 / 10, 100)),
@@ -562,6 +614,10 @@ CHECKS = {
         ("They use seeds # to #", lambda: (min(trial_seeds()), max(trial_seeds()))),
         ("The last # rows were made", lambda: [corrected_rows()]),
         ("seed #, means of iterations # to # of a run of #", lambda: (101, 37, 40, TASKS[CIRCLE].iterations)),
+        (
+            "On Run their multiplier rates differ, # and #",
+            lambda: [x.TASK_SETTINGS[RUN]["lagrangian_lr"] for x in (trpo_lagrangian, pdo)],
+        ),
         ("b is the mean of # steps", lambda: [TRPO.num_envs * TRPO.num_steps]),
         ("# x `cost_surrogate_change`", lambda: [gym.spec(REACH).max_episode_steps]),
     ],
@@ -639,6 +695,19 @@ def test_the_commands_of_the_trials_are_their_settings():
         length = "" if row["task"] == CART else f" --total-timesteps {100 * 32768}"
         seed = row["seed"].split(" to ")[0]
         assert row["command"] == f"python {script} --seed {seed} {row['flags']}{length}"
+
+
+def test_the_papers_settings():
+    (_, _, *flags), *rows = rows_of("docs/scpo.md", "| task | iterations | `--cost-limit` |")
+    names = [flag.strip("`-").replace("-", "_") for flag in flags]
+    both = {**scpo_discrete.TASK_SETTINGS, **scpo_continuous.TASK_SETTINGS}
+    made = [
+        [task, str(both[task]["total_timesteps"] // scpo_continuous.T), *(f"{both[task][name]:g}" for name in names)]
+        for task in TASKS
+    ]
+    assert rows == made
+    assert "CartSafe also has `--vf-coef 0.005 --safety-lambdas 1`" in one_line("docs/scpo.md")
+    assert scpo_discrete.OURS == dict(vf_coef=0.005, safety_lambdas=(1.0,))
 
 
 def test_the_trials_of_the_estimate_of_q():
