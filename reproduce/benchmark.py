@@ -247,9 +247,22 @@ def make_all(runs, make, jobs, stop, args):
             run, error = futures[future], future.exception()
             wrong = f"{type(error).__name__}: {error}" if error else future.result() or keep(run, args)
             if wrong:
-                say(f"{time.strftime('%H:%M:%S')} {run.name} FAILED, {' '.join(wrong.split())}")
+                tell_failed(run, wrong)
                 failed.append(run)
     return failed
+
+
+def tell_failed(run, wrong):
+    say(f"{time.strftime('%H:%M:%S')} {run.name} FAILED, {' '.join(wrong.split())}")
+
+
+def keep_complete(runs, args):
+    """Keeps the curves of runs that were complete before. Returns those that can't be kept."""
+    wrong = {run: keep(run, args) for run in runs}
+    for run in runs:
+        if wrong[run]:
+            tell_failed(run, wrong[run])
+    return [run for run in runs if wrong[run]]
 
 
 def keep(run, args):
@@ -270,6 +283,12 @@ def signals():
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, lambda number, frame: stop.append(number))
     return stop
+
+
+def check_seeds(seeds):
+    for seed in seeds:
+        if not 0 <= seed < 2**31:
+            fail(f"--seeds has {seed}, but must be in [0, 2^31)")
 
 
 def folder(flag, given, default):
@@ -314,8 +333,7 @@ def parse(argv=None):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             fail(f"--{name} is {getattr(args, name)}, but must be at least 1")
     seeds = args.seeds or range(1, 1 + (STUDIES[args.study].seeds if args.study in STUDIES else 4))
-    if min(seeds) < 0 or max(seeds) >= 2**32:
-        fail(f"--seeds: {min(seeds) if min(seeds) < 0 else max(seeds)} is not allowed; from 0 to {2**32 - 1}")
+    check_seeds(seeds)
     args.seeds = list(dict.fromkeys(seeds))[: 1 if args.quick else None]
     args.tasks, args.algos = (list(dict.fromkeys(x)) for x in (args.tasks or TASKS, args.algos or ALGOS))
     args.iterations = args.iterations or (2 if args.quick else None)
@@ -358,7 +376,7 @@ def main(argv=None):
     if stop:
         say("Stopped; the same command goes on where it was")
         raise SystemExit(128 + stop[0])
-    failed += [run for run in runs if run not in todo and keep(run, args)]
+    failed += keep_complete([run for run in runs if run not in todo], args)
     if args.one is None and list(args.results.glob("runs/*__*__*.csv")):
         command = [sys.executable, "-m", "reproduce.plot", "--results", str(args.results)]
         command += ["--iterations", str(args.iterations)] if args.iterations else []

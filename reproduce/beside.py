@@ -42,13 +42,14 @@ def load(path, label=None):
 
 
 def tell_apart(runs):
-    """Adds to a label the settings that differ among the runs of a task that have it."""
+    """Adds to a label the settings that differ among the runs of a task that have it. Older runs lack some settings."""
     groups = {}
     for run in runs:
         groups.setdefault((run.task, run.label), []).append(run)
     for group in groups.values():
-        names = [x for x in group[0].settings if x not in NOT_SETTINGS]
-        differing = [x for x in names if len({str(run.settings.get(x)) for run in group}) > 1]
+        names = [x for x in dict.fromkeys(x for run in group for x in run.settings) if x not in NOT_SETTINGS]
+        given = {x: {str(curves.plain(run.settings[x])) for run in group if x in run.settings} for x in names}
+        differing = [x for x in names if len(given[x]) > 1]
         for run in group:
             run.label += "".join(f", {x} {run.settings.get(x)}" for x in differing)
 

@@ -123,15 +123,16 @@ def revisions(settings):
     return settings.get("revisions") or [settings.get("revision", "")]
 
 
+def plain(value):
+    """Returns a setting as a number where it is one: 0 and 0.0 are the same."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
 def differences(ours, theirs, but=()):
     """Says in words which settings of two runs differ; None is a setting that older runs left to the script."""
-
-    def plain(value):
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            return value
-
     names = [name for name in ours if name in theirs and name not in (*NOT_SETTINGS, *but)]
     names = [
         name for name in names if None not in (ours[name], theirs[name]) and plain(ours[name]) != plain(theirs[name])
@@ -153,11 +154,11 @@ def keep(attempt, name, results, replace=False):
     for row in zip(*(progress[column] for column in columns)):
         rows.append(",".join(f"{value:.5g}" if value < 1e5 else f"{value:.0f}" for value in row))
     files = {path: "\n".join(rows) + "\n", path.with_suffix(".json"): json.dumps(settings, indent=2) + "\n"}
-    if path.exists() and path.read_text() == files[path]:
+    if all(target.exists() and target.read_text() == text for target, text in files.items()):
         return ""
     said, had, have = "", length(path), len(progress["iteration"])
     if had:
-        old = config(path.with_suffix(".json"))
+        old = config(path.with_suffix(".json")) if path.with_suffix(".json").exists() else settings
         other = differences(settings, old, but=["total_timesteps"] if have > had else ())
         said = f"{had} iterations of {'+'.join(revisions(old))}" + (f", other settings: {other}" if other else "")
         full = TASKS.get(name.split("__")[0], Task(0, float("inf"))).iterations
@@ -176,9 +177,10 @@ def keep(attempt, name, results, replace=False):
 def load(results, task, label, iterations):
     """Returns the kept runs of a label that have `iterations`, and {seed: length} of those that don't.
 
-    The runs: {column: (seeds, iterations)}, "seed" and "revision": (seeds,); {} if there are none.
+    The runs: {column: (seeds, iterations)}, "seed" and "revision": (seeds,); {} if there are none. Raises BadFile if
+    their settings differ.
     """
-    runs, short = [], {}
+    runs, short, first = [], {}, None
     paths = {path.stem.split("__")[2]: path for path in (results / "runs").glob(f"{task}__{label}__*.csv")}
     for seed in sorted((seed for seed in paths if seed.isdecimal()), key=int):
         run = read(paths[seed])
@@ -188,8 +190,12 @@ def load(results, task, label, iterations):
         if len(run["iteration"]) < iterations:
             short[int(seed)] = len(run["iteration"])
             continue
-        settings = paths[seed].with_suffix(".json")
-        made_by = "+".join(revisions(config(settings))) if settings.exists() else "unknown"
+        settings = config(paths[seed].with_suffix(".json")) if paths[seed].with_suffix(".json").exists() else {}
+        first = first or settings
+        other = differences(settings, first, but=["seed", "total_timesteps"])
+        if other:
+            raise BadFile(f"{paths[seed]} can't be averaged with the first seed's run, it has other settings: {other}")
+        made_by = "+".join(revisions(settings)) if settings else "unknown"
         runs.append(
             dict({column: run[column][:iterations] for column in COLUMNS[:-1]}, seed=int(seed), revision=made_by)
         )

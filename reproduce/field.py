@@ -141,6 +141,7 @@ def parse(argv):
         if getattr(args, name) < least:
             flag = name.replace("_", "-")
             benchmark.fail(f"--{flag} is {getattr(args, name)}, but must be at least {least}")
+    benchmark.check_seeds(args.seeds)
     args.runs_dir = benchmark.folder("--runs-dir", args.runs_dir, None)
     args.results = benchmark.folder("--results", args.results, None)
     return args
@@ -163,7 +164,7 @@ def main(argv=None):
         say("Stopped; the same command goes on where it was")
         raise SystemExit(128 + stop[0])
     if not args.draw:
-        failed += [run for run in runs if run not in todo and benchmark.keep(run, args)]
+        failed += benchmark.keep_complete([run for run in runs if run not in todo], args)
     try:
         for name, lines in make(args.results).items():
             say(f"\n{name}", *lines)

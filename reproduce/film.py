@@ -50,7 +50,10 @@ def place(task):
 def frames(run, seed, every):
     """Plays an episode and yields a picture of every so many steps and of the last one, with the ball's path in it."""
     env, policy, checkpoint = evaluate.load(run)
-    drawn = gym.make(env.spec.id, disable_env_checker=True, render_mode="rgb_array")
+    try:
+        drawn = gym.make(env.spec.id, disable_env_checker=True, render_mode="rgb_array")
+    except TypeError as error:
+        raise ValueError(f"{env.spec.id} can't be filmed: {error}") from error
     drawn = type(env)(drawn, env.cost_limit, env.augment_state)
     name, path = NAMES.get(checkpoint["script"], checkpoint["script"]), []
     for info in evaluate.play(drawn, policy, seed, "deterministic", 10_000):
@@ -95,6 +98,7 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=10_000, help="of the episode (default: 10000)")
     parser.add_argument("--every", type=int, default=3, help="steps from picture to picture (default: 3)")
     parser.add_argument("--width", type=int, default=800, help="pixels of the whole film (default: 800)")
+    parser.error = lambda message: fail("reproduce.film", message.replace("argument ", ""))
     args = parser.parse_args(argv)
     try:
         for name, least, most in (("seed", 0, 2**31 - 1), ("every", 1, 10_000), ("width", 100, 4000)):

@@ -57,6 +57,9 @@ def held_out(run, count):
     script, length = import_module(f"baselines.{Path(checkpoint['script']).stem}"), env.spec.max_episode_steps
     if not length:
         raise ValueError(f"RUN: {env.spec.id} has no time limit, so its episodes have no common length")
+    missing = [x for x in script.Args.__dataclass_fields__ if x not in checkpoint["args"]]
+    if missing:
+        raise ValueError(f"RUN: {run} is older than the script and has no {missing[0]}")
     args = script.Args(**{x: checkpoint["args"][x] for x in script.Args.__dataclass_fields__})
     agents, batches = sample(script, args, checkpoint, count)
     rows = []

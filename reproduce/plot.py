@@ -298,15 +298,21 @@ def measure_velocity(results, runs_dir):
     columns = {}
     for label in STUDIES["augmentation"].labels:
         for path in sorted(runs_dir.glob(f"SafetyBallRun-v0__{label}__*/*/last.pt")):
-            env, policy, checkpoint = evaluate.load(path)
+            try:
+                env, policy, checkpoint = evaluate.load(path)
+            except ValueError as error:
+                raise curves.BadFile(error) from error
+            args = checkpoint["args"]
+            if checkpoint["iteration"] < args["total_timesteps"] // (args["num_envs"] * args["num_steps"]):
+                continue
             obs, _ = env.reset(seed=1)
             over, speeds = False, []
             while not over:
                 obs, _, _, over, _ = env.step(policy(obs))
                 speeds.append(np.hypot(*env.unwrapped.velocity[:2]))
-            columns[f"{label.replace('_', ' ')}, seed {checkpoint['args']['seed']}"] = speeds
+            columns[f"{label.replace('_', ' ')}, seed {args['seed']}"] = speeds
     if not columns:
-        curves.fail("plot.py", f"--runs-dir {runs_dir} has no checkpoint of benchmark.sh --study augmentation")
+        curves.fail("plot.py", f"--runs-dir {runs_dir} has no complete run of benchmark.sh --study augmentation")
     write_columns(results / "velocity.csv", dict(step=range(1, 251), **columns))
 
 
@@ -420,7 +426,7 @@ def make(results, cap):
     from reproduce import fast, field  # they draw with what is above
 
     fast_blocks = fast.make(results, published)
-    if results.resolve() == RESULTS:
+    if results.resolve() == RESULTS and cap is None:
         write_blocks(fast.PAGE, fast_blocks)
         write_blocks(
             ROOT / "README.md", {"summary": table(SUMMARY, [row for row in rows if row["algorithm"] == "SCPO"])}
@@ -439,6 +445,9 @@ def main(argv=None):
     parser.add_argument("--measure", choices=("velocity", "targets"), help="make this CSV anew first")
     parser.add_argument("--runs-dir", type=Path, default=ROOT / "runs/benchmark", help="for --measure velocity")
     args = parser.parse_args(argv)
+    for flag in ("iterations", "measure", "results") if args.runs else ["figure"]:
+        if getattr(args, flag) != parser.get_default(flag):
+            curves.fail("plot.py", f"--{flag} is for a call {'without' if args.runs else 'with'} RUN")
     if args.runs:
         from reproduce import beside  # it draws with what is above
 

@@ -26,6 +26,7 @@ from optuna.trial import TrialState
 from reproduce import curves, field
 from reproduce.curves import RESULTS, TASKS, last_tenth
 from reproduce.fast import script_of, usual
+from reproduce.plot import published_mean
 
 FOLDER = RESULTS / "search"
 T = 32768  # steps of the paper's iterations
@@ -55,7 +56,8 @@ def goal(task):
     """Returns return and cost of the best published algorithm within the limit, the limit, and the published steps."""
     if task in TASKS:
         published = curves.load_published()
-        target, cost = (last_tenth(published[task, "SCPO", name][1]) for name in ("return", "cost"))
+        length = TASKS[task].iterations
+        target, cost = (published_mean(published, task, "SCPO", name, length) for name in ("return", "cost"))
         return target, cost, TASKS[task].cost_limit, TASKS[task].iterations * T
     _, published = field.load(RESULTS / "field")
     within = [x for x in published if x["task"] == task and float(x["cost_mean"]) <= field.COST_LIMIT]
@@ -243,6 +245,8 @@ def check_trial(task, given, steps):
     """Raises ValueError, which says what is wrong, if a trial of these values can't be made."""
     settings = defaults(task)
     for name, value in given.items():
+        if name in ("seed", "total_timesteps"):
+            raise ValueError(f"--try: {name} has a flag of its own, {'--seeds' if name == 'seed' else '--steps'}")
         if name not in (*settings, "schedule", "hold", "ent_coef_end"):
             raise ValueError(f"--try: {name} is no flag of SCPO's for {task}")
         if name == "hold" and given.get("schedule") != "limit":
@@ -273,6 +277,8 @@ def main(argv=None):
         fail(f"--seeds has {min(args.seeds)}, but must be 101 or more; lower ones make the figures")
     if args.trials < 1:
         fail(f"--trials is {args.trials}, but must be 1 or more")
+    if args.changes and len(args.seeds) > 1:
+        fail(f"--seeds has {len(args.seeds)} seeds, but --changes takes one")
     if args.changes and args.task not in curves.FAST:
         fail(f"--changes: {args.task} has no --fast; {', '.join(curves.FAST)} have")
     if args.task in field.TASKS and not find_spec("safety_gymnasium"):

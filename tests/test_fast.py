@@ -10,7 +10,7 @@ from test_plot import published_as, runs_of
 
 import scpo_continuous
 import scpo_discrete
-from reproduce import curves, fast, search
+from reproduce import curves, fast, plot, search
 from reproduce.speed import training_speed
 
 RUN = "SafetyBallRun-v0"
@@ -106,6 +106,9 @@ def test_one_trial_of_given_values(tmp_path, monkeypatch):
         (f"{RUN} --try norm_obs=true", "--try: norm_obs=true must be one of False, True"),
         (f"{RUN} --try learning_rate=fast", "--try: learning_rate=fast must be a flag's name"),
         (f"{RUN} --try schedule=gamma", "--try: schedule=gamma must be one of none, k, beta, limit"),
+        (f"{RUN} --try seed=7", "--try: seed has a flag of its own, --seeds"),
+        (f"{RUN} --try total_timesteps=1e7", "--try: total_timesteps has a flag of its own, --steps"),
+        (f"{RUN} --changes --seeds 101 102", "--seeds has 2 seeds, but --changes takes one"),
         (f"{RUN} --try speed=1", "--try: speed is no flag of SCPO's for SafetyBallRun-v0"),
         ("CartSafe-v0 --try log_std_init=-0.5", "--try: log_std_init is no flag of SCPO's for CartSafe-v0"),
         (f"{RUN} --try hold=0.3", "--try: hold needs schedule=limit"),
@@ -237,7 +240,8 @@ def test_finals_and_the_way_there_by_hand(tmp_path):
     assert quick["seeds"] == "2 of 2" and quick["minutes"] == pytest.approx(70 * 8192 / 500 / 60)
 
 
-def test_what_the_page_shows_is_in_the_committed_runs():
+def test_what_the_page_shows_is_in_the_committed_runs(monkeypatch):
+    monkeypatch.setattr(plot, "save", lambda figure, path: plot.plt.close(figure))
     groups = {task: labels for task, labels in fast.load(curves.RESULTS).items() if "fast" in labels}
     assert groups.keys() == curves.FAST.keys()
     assert all(list(labels["fast"]["seed"]) == [1, 2, 3, 4] for labels in groups.values())

@@ -53,7 +53,14 @@ def test_a_film_of_two_runs(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "words, named", [("", "RUN"), ("--every 0", "--every"), ("--width 1", "--width"), ("--out film.mp4", "--out")]
+    "words, named",
+    [
+        ("", "RUN"),
+        ("--every 0", "--every"),
+        ("--width 1", "--width"),
+        ("--out film.mp4", "--out"),
+        ("--every y", "--every"),
+    ],
 )
 def test_bad_input_gets_one_line(words, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

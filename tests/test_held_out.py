@@ -103,6 +103,15 @@ def test_bad_input_gets_one_line(batches, says, tmp_path, capsys):
     assert stop.value.code == 2 and said.count("\n") == 1 and says in said
 
 
+def test_a_run_from_before_a_flag_is_refused(tmp_path):
+    run = run_of(cpo, tmp_path)
+    checkpoint = torch.load(run / "last.pt", weights_only=True)
+    del checkpoint["args"]["kl_margin"]
+    torch.save(checkpoint, run / "last.pt")
+    with pytest.raises(ValueError, match="is older than the script and has no kl_margin"):
+        held_out.held_out(run, 2)
+
+
 def test_a_task_without_a_time_limit_is_refused(tmp_path, monkeypatch):
     env, policy, checkpoint = held_out.evaluate.load(run_of(cpo, tmp_path))
     env.spec.max_episode_steps = None

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from reproduce import curves, plot
+from reproduce import curves, fast, field, plot
 from reproduce.studies import STUDIES
 
 ROOT = Path(__file__).parent.parent
@@ -133,13 +133,45 @@ def test_files_that_cannot_be_read_are_named(tmp_path, fault, capsys):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--iterations", "0"], ["--iterations", "x"], ["--results", "/nowhere"], ["--measure", "x"]]
+    "flags",
+    [
+        ["--iterations", "0"],
+        ["--iterations", "x"],
+        ["--results", "/nowhere"],
+        ["--measure", "x"],
+        ["--figure", "x"],
+        *(
+            [flag, value, "RUN"]
+            for flag, value in (("--iterations", "9"), ("--measure", "targets"), ("--results", "x"))
+        ),
+    ],
 )
 def test_bad_input_gets_one_line_and_status_2(flags, capsys):
     with pytest.raises(SystemExit) as stop:
         plot.main(flags)
     said = capsys.readouterr().err
     assert stop.value.code == 2 and said.count("\n") == 1 and flags[0] in said
+
+
+def test_seeds_of_other_settings_are_not_averaged(tmp_path, capsys):
+    for seed, k in ((1, 4), (2, 2), (3, 4)):
+        write_run(tmp_path, f"{RUN}__SCPO__{seed}", 100)
+        (tmp_path / "runs" / f"{RUN}__SCPO__{seed}.json").write_text(json.dumps(dict(k=k, seed=seed)))
+    with pytest.raises(SystemExit) as stop:
+        plot.main(["--results", str(tmp_path)])
+    assert stop.value.code == 2 and f"{RUN}__SCPO__2.csv can't be averaged" in capsys.readouterr().err
+
+
+def test_the_readme_has_full_length_runs_alone(monkeypatch):
+    written = []
+    monkeypatch.setattr(plot, "write_blocks", lambda page, blocks: written.append(page))
+    for module, name in ((plot, "draw"), (plot, "draw_velocity"), (plot, "draw_targets"), (curves, "write_rows")):
+        monkeypatch.setattr(module, name, lambda *args: None)
+    for module in (fast, field):
+        monkeypatch.setattr(module, "make", lambda *args: {})
+    for cap in (20, None):
+        plot.make(curves.RESULTS, cap)
+        assert (ROOT / "README.md" in written) == (cap is None)
 
 
 # Comparing ----------------------------------------------------------------------------------------------------------
@@ -404,7 +436,9 @@ def test_the_velocity_is_that_of_the_saved_policies(tmp_path, capsys):
     write_run(tmp_path, f"{RUN}__SCPO__1", 1)
     with pytest.raises(SystemExit) as stop:
         plot.main(where)
-    assert stop.value.code == 2 and "has no checkpoint of benchmark.sh --study augmentation" in capsys.readouterr().err
+    assert (
+        stop.value.code == 2 and "has no complete run of benchmark.sh --study augmentation" in capsys.readouterr().err
+    )
     command = (
         f"scpo_continuous.py --env-id {RUN} --seed 3 --num-envs 1 --num-steps 250 --minibatch-size 50 --no-compile"
     )
@@ -420,3 +454,10 @@ def test_the_velocity_is_that_of_the_saved_policies(tmp_path, capsys):
     assert list(measured) == ["step", "SCPO, seed 3"] and len(measured["step"]) == 250
     speeds = measured["SCPO, seed 3"]
     assert speeds[0] < 0.5 and speeds[-1] > 2.5 and np.diff(speeds).min() > -1e-3  # from rest, ever faster
+    checkpoint["args"]["total_timesteps"] = 500  # so it was stopped after half of its run
+    torch.save(checkpoint, last)
+    for said in ("has no complete run", f"{last}"):
+        with pytest.raises(SystemExit) as stop:
+            plot.main(where)
+        assert stop.value.code == 2 and said in capsys.readouterr().err
+        last.write_text("damaged")
