@@ -531,9 +531,18 @@ def test_what_the_page_says_of_point_goal():
     assert np.mean(first) == pytest.approx(0.3, abs=0.05)  # break the limit
     rows = [row for row in curves.rows_of(ROOT / "results" / "search.csv") if row["task"] == task]
     (stopped,) = [row for row in rows if row["state"] == "fail" and row["steps"] == "5005312"]
-    (strict,) = [row for row in rows if row["state"] == "fail" and row["beta"] == "1"]
+    (strict,) = [row for row in rows if row["state"] == "fail" and row["beta"] == "1" and row["schedule"] == "none"]
     said = f"`--beta 1` was at a return of {float(strict['return']):.1f} after half of 2.1 million steps"
     assert said in page() and strict["limit_factor"] == "40"
+    lenient = [row for row in rows if row["limit_factor"] == "40" and row["reward_bias"] == "0.05"]
+    told = []
+    for schedule, k, beta in (("beta", "", "1"), ("none", "", "0.2"), ("none", "1", "0.3"), ("none", "1", "0.05")):
+        (row,) = [row for row in lenient if (row["schedule"], row["k"], row["beta"]) == (schedule, k, beta)]
+        assert (row["seed"], row["steps"]) == ("101", "2097152")
+        told += [float(row["return"]), float(row["cost"])] + [100 * float(row["safe"])] * (row["state"] == "complete")
+    said = "the return was {:.1f} at a cost of {:.1f} after half .*0.2` ends at {:.1f} and {:.1f}, with {:.0f} % .*"
+    said += "the return was {:.1f} at a cost of {:.1f} after a third .* ends at {:.1f} and {:.1f}, with {:.0f} % safe"
+    assert re.search(said.format(*told), page())
     rows = [row for row in rows if row["state"] == "complete" and row["beta"]]
     (held,) = [row for row in rows if row["hold"]]
     assert held["steps"] == "5000000" and (held["hold"], held["ent_coef_end"]) == ("0.3", "0")
