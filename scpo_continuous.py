@@ -451,9 +451,9 @@ def train(args, checkpoint=None, make_env=make_env):
                     episodes.append(dict(iteration=iteration, global_step=global_step, env=i, **episode))
                     current_obs[i], current_safe[i] = env.reset()[0], 1
         sampling_seconds = time.monotonic() - start_time
-        for name, array in (("an observation", obs + next_obs), ("a reward", rewards), ("an action", actions)):
+        for name, array in (("observation", obs), ("observation", next_obs), ("reward", rewards), ("action", actions)):
             if not np.isfinite(array).all():
-                raise FloatingPointError(f"{name} is NaN or infinite in iteration {iteration}")
+                raise FloatingPointError(f"the {name} is NaN or infinite in iteration {iteration}")
         costs += args.termination_cost * terminations  # else failing early would be a free way to keep the limit
         next_safe[(terminations == 1) & (args.termination_cost > 0)] = 0
 

@@ -67,8 +67,8 @@ class Args:
     fisher_subsampling: int = 4  # the Fisher matrix is estimated on one in this many observations, drawn at random
     backtrack: float = 0.8  # what a step is multiplied by, again and again, until it is accepted
     line_search_steps: int = 20  # lengths tried; when none is accepted the policy stays
-    std_start: float = 0.509  # standard deviation of continuous actions, not learned; it falls linearly from here,
-    std_end: float = 0.1  # which would be iteration 0, to this in the last one
+    std_start: float = 0.509  # standard deviation of continuous actions, not learned; what it would be in iteration 0
+    std_end: float = 0.1  # what it has fallen to, linearly, in the last iteration
     cost_limit: Optional[float] = 25  # cost an episode may spend on average, undiscounted
     augment_state: bool = False  # append the share of the cost limit spent so far to the observation, as SCPO does
     device: Literal["cpu", "cuda"] = "cpu"  # where the updates run; the CPU is faster for networks this small
@@ -500,9 +500,9 @@ def train(args, checkpoint=None, make_env=make_env):
                     episodes.append(dict(iteration=iteration, global_step=global_step, env=i, **info["episode"]))
                     current_obs[i] = env.reset()[0]
         sampling_seconds = time.monotonic() - start_time
-        for name, array in (("an observation", obs + next_obs), ("a reward", rewards), ("an action", actions)):
+        for name, array in (("observation", obs), ("observation", next_obs), ("reward", rewards), ("action", actions)):
             if not np.isfinite(array).all():
-                raise FloatingPointError(f"{name} is NaN or infinite in iteration {iteration}")
+                raise FloatingPointError(f"the {name} is NaN or infinite in iteration {iteration}")
         episode_costs = [episode["cost"] for episode in episodes]
         if episodes:  # otherwise the value of the last episodes still holds
             mean_length = np.mean([episode["length"] for episode in episodes])

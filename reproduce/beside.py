@@ -5,6 +5,7 @@ same script or --exp-name and the same settings share a colour, as seeds of one 
 says which.
 """
 
+import importlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import numpy as np
 from reproduce import curves
 from reproduce.curves import last_tenth
 from reproduce.plot import COLOURS, plt, save, table, thinned, with_range
+from scpo_run import RunArgs
 
 METRICS = {"episodic_return": "return", "episodic_cost": "cost", "safe_episode_rate": "safe"}
 TABLE = "task, run, seeds, million steps, return, cost, limit, safe, steps/s, minutes"
@@ -41,17 +43,26 @@ def load(path, label=None):
     )
 
 
+def defaults(script):
+    """Returns the defaults of a script's flags, which an older run lacks; none of a script that isn't here."""
+    try:
+        module = importlib.import_module(script if script.startswith("scpo_") else f"baselines.{script}")
+    except ImportError:
+        return {}
+    return {**vars(module.Args()), **vars(RunArgs())}
+
+
 def tell_apart(runs):
-    """Adds to a label the settings that differ among the runs of a task that have it. Older runs lack some settings."""
+    """Adds to a label the settings that differ among the runs of a task that have it."""
     groups = {}
     for run in runs:
         groups.setdefault((run.task, run.label), []).append(run)
     for group in groups.values():
         names = [x for x in dict.fromkeys(x for run in group for x in run.settings) if x not in NOT_SETTINGS]
-        given = {x: {str(curves.plain(run.settings[x])) for run in group if x in run.settings} for x in names}
-        differing = [x for x in names if len(given[x]) > 1]
-        for run in group:
-            run.label += "".join(f", {x} {run.settings.get(x)}" for x in differing)
+        whole = [{**defaults(Path(run.settings["script"]).stem), **run.settings} for run in group]
+        differing = [x for x in names if len({str(curves.plain(settings.get(x))) for settings in whole}) > 1]
+        for run, settings in zip(group, whole):
+            run.label += "".join(f", {x} {settings.get(x, 'not recorded')}" for x in differing)
 
 
 def rows(runs):

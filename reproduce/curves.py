@@ -154,11 +154,10 @@ def keep(attempt, name, results, replace=False):
     for row in zip(*(progress[column] for column in columns)):
         rows.append(",".join(f"{value:.5g}" if value < 1e5 else f"{value:.0f}" for value in row))
     files = {path: "\n".join(rows) + "\n", path.with_suffix(".json"): json.dumps(settings, indent=2) + "\n"}
-    if all(target.exists() and target.read_text() == text for target, text in files.items()):
-        return ""
-    said, had, have = "", length(path), len(progress["iteration"])
+    same = path.exists() and path.read_text() == files[path]
+    said, had, have = "", 0 if same else length(path), len(progress["iteration"])
     if had:
-        old = config(path.with_suffix(".json")) if path.with_suffix(".json").exists() else settings
+        old = config(path.with_suffix(".json"))
         other = differences(settings, old, but=["total_timesteps"] if have > had else ())
         said = f"{had} iterations of {'+'.join(revisions(old))}" + (f", other settings: {other}" if other else "")
         full = TASKS.get(name.split("__")[0], Task(0, float("inf"))).iterations

@@ -277,7 +277,10 @@ def test_a_kept_curve_is_replaced_by_its_betters_alone(tmp_path):
 
     assert offer(20, k=4) == ("", 20) and offer(20, k=4) == ("", 20)
     (results / "runs" / f"{name}.json").unlink()  # as if the disk had been full
-    assert offer(20, k=4)[1] == 20 and curves.config(results / "runs" / f"{name}.json")["k"] == 4
+    for iterations in (5, 30):
+        with pytest.raises(curves.BadFile, match=f"{name}.json is missing"):
+            offer(iterations, k=4)
+    assert offer(20, k=4) == ("", 20) and curves.config(results / "runs" / f"{name}.json")["k"] == 4
     said, length = offer(5, k=4)
     assert length == 20 and "its 5 iterations are not kept" in said
     said, length = offer(5, k=4, replace=True)

@@ -267,15 +267,25 @@ def test_runs_of_other_tasks_lengths_and_settings_are_drawn_and_told_apart(tmp_p
     assert said[-1] == f"{tmp_path}/new/figure.png" and (tmp_path / "new" / "figure.svg").stat().st_size > 10_000
 
 
-def test_a_number_is_the_same_setting_however_it_is_written_and_the_order_of_runs_does_not_matter(tmp_path):
-    runs = [write_run(tmp_path / "a", beta=0), write_run(tmp_path / "b", beta=0.0), write_run(tmp_path / "c")]
-    runs += [write_run(tmp_path / "d", target_kl=None), write_run(tmp_path / "e", target_kl=0.1)]
+def test_settings_are_compared_as_numbers_and_a_missing_one_is_the_scripts_default(tmp_path):
+    """In any order. None is a value too."""
+    more = [dict(beta=0), dict(beta=0.0), {}, dict(target_kl=0.1), dict(termination_cost=26), dict(termination_cost=0)]
+    runs = [write_run(tmp_path / str(i), **settings) for i, settings in enumerate(more)]
     for order in (runs, runs[::-1]):
-        loaded = [beside.load(run) for run in order]
-        beside.tell_apart(loaded)
-        labels = {run.settings.get("target_kl", "missing"): run.label for run in loaded}
-        assert labels[None].endswith(", target_kl None") and labels[0.1].endswith(", target_kl 0.1")
-        assert not any("beta" in run.label for run in loaded)
+        loaded = {path.name: beside.load(path) for path in order}
+        beside.tell_apart(loaded.values())
+        both = "scpo_continuous, target_kl {}, termination_cost {}"
+        expected = [both.format("None", 0), both.format(0.1, 0), both.format("None", 26)]
+        shown = [loaded[name].label.replace("0.0", "0") for name in "034"]
+        assert [set(label.split(", ")) for label in shown] == [set(label.split(", ")) for label in expected]
+        assert len({loaded[name].label for name in "0125"} - {loaded["5"].label}) <= 1
+
+
+def test_a_setting_of_a_script_that_is_not_here_is_not_recorded(tmp_path):
+    runs = [write_run(tmp_path / "a", script="mine.py"), write_run(tmp_path / "b", script="mine.py", speed=2)]
+    loaded = [beside.load(run) for run in runs]
+    beside.tell_apart(loaded)
+    assert [run.label for run in loaded] == ["mine, speed not recorded", "mine, speed 2"]
 
 
 def test_a_figure_has_a_row_a_task_and_a_line_a_run(tmp_path, monkeypatch):
@@ -535,13 +545,16 @@ def test_what_the_page_says_of_point_goal():
     said = f"`--beta 1` was at a return of {float(strict['return']):.1f} after half of 2.1 million steps"
     assert said in page() and strict["limit_factor"] == "40"
     lenient = [row for row in rows if row["limit_factor"] == "40" and row["reward_bias"] == "0.05"]
-    told = []
+    text = (ROOT / "results" / "search" / f"{task}.journal").read_text()
+    told, journal = [], [json.loads(line) for line in text.splitlines()]
     for schedule, k, beta in (("beta", "", "1"), ("none", "", "0.2"), ("none", "1", "0.3"), ("none", "1", "0.05")):
         (row,) = [row for row in lenient if (row["schedule"], row["k"], row["beta"]) == (schedule, k, beta)]
         assert (row["seed"], row["steps"]) == ("101", "2097152")
+        quarters = {"complete": 3, "fail": 2 if schedule == "beta" else 1}[row["state"]]  # told after each but the last
+        assert sum(line.get("trial_id") == int(row["trial"]) and line["op_code"] == 7 for line in journal) == quarters
         told += [float(row["return"]), float(row["cost"])] + [100 * float(row["safe"])] * (row["state"] == "complete")
     said = "the return was {:.1f} at a cost of {:.1f} after half .*0.2` ends at {:.1f} and {:.1f}, with {:.0f} % .*"
-    said += "the return was {:.1f} at a cost of {:.1f} after a third .* ends at {:.1f} and {:.1f}, with {:.0f} % safe"
+    said += "the return was {:.1f} at a cost of {:.1f} after a quarter .* ends at {:.1f} and {:.1f}, with {:.0f} % safe"
     assert re.search(said.format(*told), page())
     rows = [row for row in rows if row["state"] == "complete" and row["beta"]]
     (held,) = [row for row in rows if row["hold"]]

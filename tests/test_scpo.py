@@ -741,7 +741,7 @@ def test_bad_input_gets_one_line_and_status_2(tmp_path, capsys, flags, says):
 @pytest.mark.parametrize(
     "flags, says",
     [
-        ("--env-id toy_env:ToyNan-v0 --total-timesteps 1280", "a reward is NaN"),
+        ("--env-id toy_env:ToyNan-v0 --total-timesteps 1280", "the reward is NaN"),
         ("--learning-rate 1e6 --total-timesteps 1280", "is NaN or infinite"),
     ],
 )

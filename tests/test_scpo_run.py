@@ -907,7 +907,7 @@ def flags(script, runs_dir=None, task="", iterations=5, save_every=2, cost_limit
 def test_an_observation_of_reset_that_is_nan_is_told(script, tmp_path):
     """The largest of three NaN is the first, so with choices the actions don't show it."""
     task = "Lost" if script == "scpo_discrete" else "ChoiceLost"
-    with pytest.raises(SystemExit, match="an observation is NaN or infinite in iteration 3"):
+    with pytest.raises(SystemExit, match="the observation is NaN or infinite in iteration 3"):
         run_script(script, *flags(script, tmp_path, task))
 
 
