@@ -292,6 +292,16 @@ def older_trial(algo):
     return float(row["cost"])
 
 
+def larger_batches():
+    """Return and cost of the trial of CPO on Reach with four times as many steps in a batch."""
+    last = BASELINE_TRIALS[-1]
+    built_in = cpo.TASK_SETTINGS[REACH]
+    assert (last["algo"], last["task"], float(last["target_kl"])) == ("CPO", REACH, built_in["target_kl"])
+    assert last["iteration"] == last["of"] == str(built_in["total_timesteps"] // (CPO.num_envs * 8000))
+    assert last["note"].startswith("num_steps 8000") and last["seed"] == "101" and 8000 == 4 * CPO.num_steps
+    return float(last["return"]), float(last["cost"])
+
+
 def trial_seeds():
     return [int(row["seed"]) for row in BASELINE_TRIALS if "benchmark seeds" not in row["note"]]
 
@@ -625,6 +635,10 @@ CHECKS = {
         ("They use seeds # to #", lambda: (min(trial_seeds()), max(trial_seeds()))),
         ("The last # rows were made", lambda: [corrected_rows()]),
         ("seed #, means of iterations # to # of a run of #", lambda: (101, 37, 40, TASKS[CIRCLE].iterations)),
+        (
+            "ended at a return of # and a cost of #. Seed 1 with the usual batches ended at # and #",
+            lambda: (*larger_batches(), *(finals(REACH, "CPO", x)[0] for x in ("episodic_return", "episodic_cost"))),
+        ),
         (
             "With the same rate, #, an older trial of PDO ended at a cost of #, one of TRPO-L at #",
             lambda: [0.01, *(older_trial(algo) for algo in ("PDO", "TRPO-L"))],
