@@ -237,8 +237,8 @@ def write_blocks(path, blocks):
 # Figures ------------------------------------------------------------------------------------------------------------
 
 
-def thinned(x, blocks=125):
-    """Means of blocks of the last axis, some hundred blocks: no more can be seen, and the file stays small."""
+def thinned(x, blocks=100):
+    """Means of blocks of the last axis, about a hundred blocks: no more can be seen, and the file stays small."""
     size = max(1, x.shape[-1] // blocks)
     return x[..., : x.shape[-1] // size * size].reshape(*x.shape[:-1], -1, size).mean(-1)
 
@@ -282,12 +282,12 @@ def draw(path, rows, published):
 
 
 def save(figure, path):
-    """Writes PATH.png in 256 colours and PATH.svg with lines of two decimals: half of the size, and the same to see."""
+    """Writes PATH.png in 256 colours and PATH.svg with lines of one decimal: half of the size, and the same to see."""
     figure.savefig(f"{path}.png", dpi=80)
     Image.open(f"{path}.png").convert("RGB").quantize(dither=Image.Dither.NONE).save(f"{path}.png", optimize=True)
     figure.savefig(f"{path}.svg", metadata={"Date": None})
     svg = Path(f"{path}.svg")
-    svg.write_text(re.sub(r"^L .*", lambda line: re.sub(r"(\.\d\d)\d+", r"\1", line[0]), svg.read_text(), flags=re.M))
+    svg.write_text(re.sub(r"^L .*", lambda line: re.sub(r"(\.\d)\d+", r"\1", line[0]), svg.read_text(), flags=re.M))
     plt.close(figure)
 
 
