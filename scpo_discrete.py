@@ -11,12 +11,12 @@ The less safe an action is, the less its reward counts. The second term pushes c
 unsafe. The state carries q_t / c_0, the share of the limit spent so far: without it the policy could not tell how much
 is left. Read the functions under "The mathematics", then `train`, which follows the paper's Algorithm 1.
 
-Where we depart from the paper, and why (docs/scpo.md has the measurements):
+Where we depart from the paper, and why (docs/scpo.md has the details):
 1. V^c is clipped to [0, 1] where it is used, not where it is trained: below 0 the clip would leave no gradient.
 2. V^c_gamma has a term for the state after the last action, so the last cost counts. The printed closed form lacks it.
 3. At a time limit only the reward critic bootstraps. Whether the episode was safe is known by then.
 4. Once the limit is exceeded V^c is 0, whatever the network says.
-5. Q^c is the Monte Carlo estimate on CartSafe, elsewhere its mean with the one-step one. The paper allows any average.
+5. Q^c is the Monte Carlo estimate (off CartSafe its mean with one-step), discounted as V^c_gamma is. The paper's isn't.
 """
 
 import contextlib
@@ -203,7 +203,7 @@ class Agent(nn.Module):
         self.action_dim, self.noise_dim = len(self.num_choices), sum(self.num_choices)
         self.actor = mlp(obs_dim, self.noise_dim, last_std=0.01)  # the logits of a categorical for each component
         self.critic = mlp(obs_dim, 1, last_std=1.0)
-        self.safety_critic = mlp(obs_dim, 1, last_std=0.01)  # near 0: every state is unsafe until proven otherwise
+        self.safety_critic = mlp(obs_dim, 1, last_std=0.01)  # near 0: at first no state counts as safe
         self.register_buffer("obs_mean", torch.zeros(obs_dim))
         self.register_buffer("obs_var", torch.ones(obs_dim))
 
@@ -272,7 +272,7 @@ def safety_q(safe, next_safety_values, dones, safety_gamma, lam):
         Q_t = (1 - lambda) V(s_{t+1}) + lambda [(1 - gamma) f(s_{t+1}) + gamma Q_{t+1}]
 
     and Q_t = V(s_{t+1}) where an episode ends. safe: f(s_t), 1 within the limit. next_safety_values: V^c(s_{t+1}).
-    lam: 0 is the one-step estimate, 1 is Monte Carlo; between them it averages the paper's n-step ones geometrically.
+    lam: 0 is the one-step estimate, 1 is Monte Carlo; between them n-step ones are averaged geometrically.
     """
     q = np.empty_like(next_safety_values)
     bracket = next_safety_values[-1]  # the one of Q_t above; after the rollout only the critic's estimate is left
@@ -289,7 +289,7 @@ def safety_target(safe, next_safety_values, dones, safety_gamma):
 
 
 def nullify(rewards, costs, q, k, beta, reward_bias, penalty="unsafe"):
-    """Returns (r + b) Q^k - beta (1 - Q^k) c (Algorithm 1, lines 4 and 5), or (r + b) Q^k - beta c (appendix "GAE")."""
+    """Returns (r + b) Q^k - beta (1 - Q^k) c (Algorithm 1, lines 4 and 5), or (r + b) Q^k - beta c (penalty always)."""
     safety = q**k
     return (rewards + reward_bias) * safety - beta * (1 - safety if penalty == "unsafe" else 1) * costs
 
@@ -308,7 +308,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma, gae_lambda):
 
 
 def clipped_surrogate(logratio, advantages, clip_coef, surrogate):
-    """L_1^CLIP or L_2^CLIP of a minibatch (section "Practical Implementation"), to be maximised; the share clipped."""
+    """L_1^CLIP or L_2^CLIP of a minibatch (appendix "Practical implementation"), to be maximised; the share clipped."""
     change = torch.expm1(logratio) if surrogate == "l1" else -torch.expm1(-logratio)  # pi/pi_0 - 1 or 1 - pi_0/pi
     clipped = change.clamp(-clip_coef, clip_coef)
     return torch.min(change * advantages, clipped * advantages).mean(), (change != clipped).float().mean()

@@ -298,8 +298,7 @@ def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
         append_rows(folder / "progress.csv", [row])
         append_rows(folder / "episodes.csv", episodes)
         shown = "return {episodic_return:.1f}, cost {episodic_cost:.2f}, safe {safe_episode_rate:.0%}, {sps} steps/s"
-        minutes = (total - iteration) * seconds / iteration / 60
-        line = f"{iteration}/{total} {shown.format(**row)}, {minutes:.0f} min left"
+        line = f"{iteration}/{total} {shown.format(**row)}, {(total / iteration - 1) * seconds / 60:.0f} min left"
         say(f"{line:79.79}", sys.stderr, end="\r" if sys.stderr.isatty() else "\n")
 
         # Save
@@ -309,9 +308,10 @@ def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
             save(folder / "best_safe.pt", **made_by, iteration=iteration, agent=progress["sampled_from"])
         ended += len(episodes)
         if iteration == total or stop or (args.save_every and iteration % args.save_every == 0):
-            if not (ended or stop) and iteration - begun >= (args.save_every or total):  # less may be too short for one
-                raise FloatingPointError(f"no episode has ended by iteration {iteration}; the task needs a time limit")
             save_last()
+            enough = iteration - begun >= min(args.save_every or total, total)  # less may be too short for an episode
+            if enough and not (ended or stop):
+                raise FloatingPointError(f"no episode has ended by iteration {iteration}; the task needs a time limit")
             ended, begun = 0, iteration
         if stop and iteration < total:
             say(f"\nStopped after iteration {iteration} of {total}; go on with --resume {folder}", sys.stdout)

@@ -32,7 +32,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 with contextlib.suppress(ImportError):
     import scpo_envs  # noqa: F401  registers the paper's tasks; any other Gymnasium task works without it
 
-# What differs by task. Limits and lengths are the SCPO paper's, the rest was chosen by trials (docs/baselines.md)
+# What differs by task. Ball tasks: limits and lengths of the SCPO paper, the rest by trials (docs/baselines.md)
 T = 32000  # steps an iteration
 TASK_SETTINGS = {
     "SafetyBallCircle-v0": dict(cost_limit=25, target_kl=0.01, lagrangian_lr=0.05, total_timesteps=500 * T),
@@ -82,7 +82,8 @@ def check_args(args):
         ("num_envs", "in [1, 1024]", lambda x: 1 <= x <= 1024),
         ("num_steps", "1 or more, with num-envs x num-steps at most 1e7", lambda x: x >= 1 and batch_size <= 1e7),
         ("critic_epochs cg_iters fisher_subsampling line_search_steps kl_margin", "1 to 1e5", lambda x: 1 <= x <= 1e5),
-        ("critic_learning_rate target_kl std_start std_end", "in [1e-9, 1e6]", lambda x: 1e-9 <= x <= 1e6),
+        ("critic_learning_rate target_kl", "in [1e-9, 1e6]", lambda x: 1e-9 <= x <= 1e6),
+        ("std_start std_end", "in [1e-4, 1e6]", lambda x: 1e-4 <= x <= 1e6),
         ("cg_damping lagrangian_init lagrangian_lr", "in [0, 1e6]", lambda x: 0 <= x <= 1e6),
         ("seed save_every", "in [0, 2^31)", lambda x: 0 <= x < 2**31),
         ("cost_limit", "in [0, 1e6]", lambda x: x is None or 0 <= x <= 1e6),
@@ -260,7 +261,7 @@ def numpy_policy(agent):
 
 # The mathematics ------------------------------------------------------------------------------------------------------
 # Arrays are (num_steps, num_envs) unless said otherwise. `dones` marks an episode's last step, terminated or cut off.
-# Vectors are as long as the actor has weights. Gradients point uphill: g of the return's surrogate, b of the cost's.
+# Vectors are as long as the actor has weights. Gradients point uphill: g of the objective's surrogate, b of the cost's.
 
 
 def gae(rewards, values, next_values, terminations, dones, gamma, gae_lambda):
@@ -298,7 +299,7 @@ def flat_gradient(value, parameters, **kwargs):
 
 
 def fisher_vector_product(agent, obs, damping):
-    """Returns v -> (H + damping) v; H, the Fisher matrix, is the Hessian of the mean KL divergence on obs."""
+    """Returns v -> H v; H is the Fisher matrix, the Hessian of the mean KL divergence on obs, plus the damping."""
     parameters = list(agent.actor.parameters())
     outputs = agent.actor(obs)
     slope = flat_gradient(agent.get_kl(outputs.detach(), outputs), parameters, create_graph=True)
@@ -452,6 +453,7 @@ def train(args, checkpoint=None, make_env=make_env):
 
     # Networks and the critics' optimiser
     agent = Agent(obs_dim, envs[0].action_space).to(device)
+    agent.std.fill_(args.std_start)
     actor = list(agent.actor.parameters())
     vector_to_parameters(parameters_to_vector(actor).detach(), actor)  # one block of memory, as after each step
     critic_parameters = [*agent.critic.parameters(), *agent.cost_critic.parameters()]

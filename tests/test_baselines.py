@@ -460,7 +460,7 @@ def test_the_cost_may_rise_by_what_the_limit_leaves(name, c, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("c", [-0.25, 0.25])
+@pytest.mark.parametrize("c", [-0.25, 0.0, 0.25])
 def test_the_objective_may_fall_only_while_the_limit_is_broken(name, c, monkeypatch):
     assert line_search_rules(name, monkeypatch, c)[2] is (name in CONSTRAINED and c > 0)
 
@@ -861,6 +861,14 @@ def test_a_batch_without_a_cost_has_no_cost_advantages(name, monkeypatch):
     if name == "cpo":
         assert {log["case"] for log in seen} == {4}
     assert not any(log.get("projected") for log in seen)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_noise_of_the_first_checkpoint_is_the_one_that_training_starts_with(name):
+    script = SCRIPTS[name]
+    args = script.Args(env_id="toy_env:Toy-v0", num_envs=2, num_steps=64, total_timesteps=256, critic_minibatches=4)
+    agent = next(script.train(args))["checkpoint"]["agent"]
+    assert agent["std"].item() == pytest.approx(args.std_start)
 
 
 @pytest.mark.parametrize("one, two", DIFFERENCES)

@@ -292,6 +292,14 @@ def older_trial(algo):
     return float(row["cost"])
 
 
+def by_the_dual():
+    """Target KL, return and cost of the trial on Reach that CPO's built-in row has replaced."""
+    target_kl = cpo.TASK_SETTINGS[REACH]["target_kl"]
+    rows = [row for row in BASELINE_TRIALS if (row["algo"], row["task"]) == ("CPO", REACH) and "dual" in row["note"]]
+    (row,) = [row for row in rows if float(row["target_kl"]) == target_kl]
+    return target_kl, float(row["return"]), float(row["cost"])
+
+
 def larger_batches():
     """Return and cost of the trial of CPO on Reach with four times as many steps in a batch."""
     last = BASELINE_TRIALS[-1]
@@ -634,6 +642,7 @@ CHECKS = {
         ),
         ("They use seeds # to #", lambda: (min(trial_seeds()), max(trial_seeds()))),
         ("The last # rows were made", lambda: [corrected_rows()]),
+        ("With that one the target KL of # ended at # / # on Reach", by_the_dual),
         ("seed #, means of iterations # to # of a run of #", lambda: (101, 37, 40, TASKS[CIRCLE].iterations)),
         (
             "ended at a return of # and a cost of #. Seed 1 with the usual batches ended at # and #",

@@ -790,7 +790,8 @@ def test_a_scalar_that_is_not_finite_ends_the_run(value, tmp_path, happens):
 
 
 @pytest.mark.parametrize(
-    "save_every, first, ends", [(3, 1, 3), (3, 5, 9), (0, 1, 10), (3, 7, 9), (0, 5, None), (3, 8, None)]
+    "save_every, first, ends",
+    [(3, 1, 3), (3, 5, 9), (0, 1, 10), (20, 1, 10), (3, 7, 9), (0, 5, None), (20, 5, None), (3, 8, None)],
 )
 def test_a_task_whose_episodes_do_not_end_is_named(save_every, first, ends, tmp_path, happens):
     """Between two checkpoints at least one must end."""
