@@ -535,6 +535,17 @@ def test_what_the_page_says_of_cheetah_and_hopper():
     assert said in page() and other_return > 0
 
 
+def told_after_each_quarter(journal, row):
+    """{quarter: (return, cost)} as a trial told them; journal: its lines. The last quarter's are in its row."""
+    told, now = {}, {}
+    for line in journal:
+        if line.get("trial_id") == int(row["trial"]):
+            now.update(line.get("user_attr", {}))
+            if "step" in line:
+                told[line["step"]] = float(now["return"]), float(now["cost"])
+    return told
+
+
 def test_what_the_page_says_of_point_goal():
     task, (known, published) = "SafetyPointGoal1-v0", field.load(ROOT / "results" / "field")
     published = [x for x in published if x["task"] == task and float(x["cost_mean"]) <= field.COST_LIMIT]
@@ -550,6 +561,7 @@ def test_what_the_page_says_of_point_goal():
     lenient = [row for row in rows if row["limit_factor"] == "40" and row["reward_bias"] == "0.05"]
     text = (ROOT / "results" / "search" / f"{task}.journal").read_text()
     told, journal = [], [json.loads(line) for line in text.splitlines()]
+    lenient, long = ([row for row in lenient if (row["steps"] == "5005312") == x] for x in (False, True))
     for schedule, k, beta in (("beta", "", "1"), ("none", "", "0.2"), ("none", "1", "0.3"), ("none", "1", "0.05")):
         (row,) = [row for row in lenient if (row["schedule"], row["k"], row["beta"]) == (schedule, k, beta)]
         assert (row["seed"], row["steps"]) == ("101", "2097152")
@@ -559,7 +571,14 @@ def test_what_the_page_says_of_point_goal():
     said = "the return was {:.1f} at a cost of {:.1f} after half .*0.2` ends at {:.1f} and {:.1f}, with {:.0f} % .*"
     said += "the return was {:.1f} at a cost of {:.1f} after a quarter .* ends at {:.1f} and {:.1f}, with {:.0f} % safe"
     assert re.search(said.format(*told), page())
+    (row,), quarters = long, told_after_each_quarter(journal, long[0])
+    assert (row["beta"], row["k"], row["schedule"], row["seed"], row["state"]) == ("0.2", "", "none", "101", "complete")
+    said = "the return is {:.1f} at a cost of {:.1f}. .*: {:.1f} at {:.1f} after three quarters. .* ends at {:.1f} and {:.1f}, "
+    ending = [float(row["return"]), float(row["cost"]), 100 * float(row["safe"])]
+    assert re.search((said + "with {:.0f} %").format(*quarters[2], *quarters[3], *ending), page())
+    assert quarters[1][0] < quarters[2][0] and ending[1] < field.COST_LIMIT
     rows = [row for row in rows if row["state"] == "complete" and row["beta"]]
+    rows = [row for row in rows if row not in long]
     (held,) = [row for row in rows if row["hold"]]
     assert held["steps"] == "5000000" and (held["hold"], held["ent_coef_end"]) == ("0.3", "0")
     (scaled,) = [row for row in rows if row["reward_scale"] == "1"]
