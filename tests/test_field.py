@@ -573,9 +573,9 @@ def test_what_the_page_says_of_point_goal():
     assert re.search(said.format(*told), page())
     (row,), quarters = long, told_after_each_quarter(journal, long[0])
     assert (row["beta"], row["k"], row["schedule"], row["seed"], row["state"]) == ("0.2", "", "none", "101", "complete")
-    said = "the return is {:.1f} at a cost of {:.1f}. .*: {:.1f} at {:.1f} after three quarters. .* ends at {:.1f} and {:.1f}, "
+    said = "the return is {:.1f} at a cost of {:.1f}. .*: {:.1f} at {:.1f} after three quarters. .* ends at {:.1f} and "
     ending = [float(row["return"]), float(row["cost"]), 100 * float(row["safe"])]
-    assert re.search((said + "with {:.0f} %").format(*quarters[2], *quarters[3], *ending), page())
+    assert re.search((said + "{:.1f}, with {:.0f} %").format(*quarters[2], *quarters[3], *ending), page())
     assert quarters[1][0] < quarters[2][0] and ending[1] < field.COST_LIMIT
     rows = [row for row in rows if row["state"] == "complete" and row["beta"]]
     rows = [row for row in rows if row not in long]
