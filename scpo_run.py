@@ -43,7 +43,7 @@ class RunArgs:
     resume: Optional[str] = None  # folder of a run to go on with; more --total-timesteps make a complete run longer
     min_safe_rate: float = 0.8  # share of an iteration's episodes that must be safe for best_safe.pt to take its policy
     num_workers: int = 1  # processes that step the environments; more pay where steps take longer than updates
-    iteration_timeout: float = 3600.0  # seconds an iteration may take; then the run ends and shows where it hangs
+    iteration_timeout: float = 3600.0  # seconds an iteration (the first: with start-up) may take, else the run ends
     track: bool = False  # log to Weights & Biases too (pip install wandb)
     wandb_project_name: str = "scpo"  # Weights & Biases project
     wandb_entity: Optional[str] = None  # Weights & Biases team (None: yours)
@@ -132,10 +132,14 @@ def save(path, **content):
 
 
 def git_revision(folder):
-    """The commit, with "-dirty" where a Python file differs from it, "unknown" outside git."""
+    """The commit, with "-dirty" where a Python file differs from it; outside git $SCPO_REVISION or "unknown"."""
     command = "git rev-parse --short=12 HEAD && git diff --quiet HEAD -- ':/*.py'"
     git = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True)
-    return git.stdout.strip() + ("-dirty" if git.returncode else "") if git.stdout else "unknown"
+    return (
+        git.stdout.strip() + ("-dirty" if git.returncode else "")
+        if git.stdout
+        else os.environ.get("SCPO_REVISION", "unknown")
+    )
 
 
 def new_folder(args, script):
@@ -171,7 +175,7 @@ def open_folder(args, script, checkpoint):
 
 
 def logs(folder):
-    return [*folder.glob("*.csv"), *folder.glob("events.*")]
+    return [*folder.glob("progress.csv"), *folder.glob("episodes.csv"), *folder.glob("events.*")]
 
 
 def append_rows(path, rows):

@@ -105,9 +105,9 @@ def same_code(revision, other):
 
 
 def here():
-    """The revision of this folder, as a run records it: "-dirty" where Python code differs from it, "" outside git."""
+    """The revision of this folder, as a run records it: "-dirty" where Python code differs, "unknown" outside git."""
     commit, changed = git("rev-parse", "--short=12", "HEAD")[1], git("diff", "--quiet", "HEAD", "--", "*.py")[0]
-    return commit + ("-dirty" if commit and changed == 1 else "")
+    return commit + ("-dirty" if changed == 1 else "") if commit else "unknown"
 
 
 def refuse_mixtures(runs, args):
@@ -131,7 +131,8 @@ def refuse_mixtures(runs, args):
         other = curves.differences(settings, run.settings)
         other = other or curves.differences(settings, references[run.group], but=["seed", "total_timesteps"])
         if other:
-            fail(f"{attempt} has other settings: {other}; move it away, or keep it in place of others by --replace")
+            way = "" if args.replace else ", or keep it in place of others by --replace"
+            fail(f"{attempt} has other settings: {other}; move it away{way}")
         for made_by in curves.revisions(settings):
             if not args.any_revision and not same_code(made_by, revision):
                 fail(f"{attempt} was made by revision {made_by}, not {revision}; move it, or mix by --any-revision")
@@ -366,7 +367,7 @@ def main(argv=None):
     stop = signals()
     make, jobs = execute, args.jobs
     if args.engine == "ray":
-        make, jobs = clusters.connect_to_ray(args.ray_address), max(1, len(runs))
+        make, jobs = clusters.connect_to_ray(args.ray_address, here()), max(1, len(runs))
     elif todo and args.one is None:
         say("Measuring this machine ...")
         measured = measured_seconds(todo, stop)

@@ -95,13 +95,14 @@ def store(attempt, files):
         os.replace(partial, attempt / name)
 
 
-def connect_to_ray(address):
+def connect_to_ray(address, revision):
     """Returns follow(run, stop, lock), which makes a run on a Ray cluster and sends it again where its worker died."""
     try:
         import ray
     except ImportError:
         curves.fail("benchmark.sh", "--engine ray needs Ray: pip install 'ray[default]'")
     code = {"working_dir": str(ROOT), "excludes": ["runs", ".git", ".venv*", "results", "tests"]}
+    code["env_vars"] = {"SCPO_REVISION": revision}  # since there is no .git to ask
     try:
         ray.init(address=address, runtime_env=code, log_to_driver=False, logging_level="error")
     except Exception as error:

@@ -36,14 +36,12 @@ def header(width, name, env):
     return image
 
 
-def place(task):
-    """Where the ball is in the task's picture, (2,) in pixels; None for a task that isn't a Ball task."""
-    if not hasattr(task, "camera"):
-        return None
+def place(task, position):
+    """Where a position (3,) in m is in a Ball task's picture as it is drawn now, (2,) in pixels."""
     view = task.bullet.computeViewMatrixFromYawPitchRoll(**task.camera, roll=0, upAxisIndex=2)
     projection = task.bullet.computeProjectionMatrixFOV(fov=60, aspect=4 / 3, nearVal=0.1, farVal=100.0)
     view, projection = (np.reshape(matrix, (4, 4)).T for matrix in (view, projection))
-    x, y, _, w = projection @ view @ (*task.position, 1)
+    x, y, _, w = projection @ view @ (*position, 1)
     return 480 * (1 + x / w) / 2, 360 * (1 - y / w) / 2
 
 
@@ -57,7 +55,8 @@ def frames(run, seed, every):
     drawn = type(env)(drawn, env.cost_limit, env.augment_state)
     name, path = NAMES.get(checkpoint["script"], checkpoint["script"]), []
     for info in evaluate.play(drawn, policy, seed, "deterministic", 10_000):
-        path.append((place(drawn.unwrapped), YELLOW if info["cost"] == 0 else RED))
+        if hasattr(drawn.unwrapped, "camera"):  # a Ball task
+            path.append((drawn.unwrapped.position, YELLOW if info["cost"] == 0 else RED))
         if (drawn.length - 1) % every and "episode" not in info:
             continue
         picture = drawn.render()
@@ -67,8 +66,9 @@ def frames(run, seed, every):
         frame.paste(header(frame.width, name, drawn), (0, 0))
         frame.paste(Image.fromarray(picture[..., :3]), (0, HEADER))
         draw = ImageDraw.Draw(frame)
-        for at, colour in path if path[0][0] else ():
-            draw.circle((at[0], at[1] + HEADER), 3 if at != path[-1][0] else 11, colour)
+        for i, (position, colour) in enumerate(path, 1):  # anew in each picture: on Run the camera moves
+            x, y = place(drawn.unwrapped, position)
+            draw.circle((x, y + HEADER), 3 if i < len(path) else 11, colour)
         yield frame
     say(f"{name}: return {drawn.episodic_return:.1f}, cost {drawn.spent:g}, limit {drawn.cost_limit:g}")
 

@@ -90,7 +90,8 @@ def verdict(returns, theirs, costs, limit):
 def reached(returns, costs, target, limit):
     """The iteration at which each seed has reached the target within the limit, and stays there; NaN where none is.
 
-    returns, costs: (seeds, iterations). Both are smoothed over the SMOOTH latest iterations, and stay for SMOOTH more.
+    returns, costs: (seeds, iterations). Both are smoothed over the SMOOTH latest iterations. They must meet
+    target and limit at that iteration and at the SMOOTH - 1 iterations after it.
     """
     if returns.shape[1] < 2 * SMOOTH:
         return np.full(len(returns), np.nan)

@@ -247,8 +247,9 @@ def check_trial(task, given, steps):
     for name, value in given.items():
         if name in ("seed", "total_timesteps"):
             raise ValueError(f"--try: {name} has a flag of its own, {'--seeds' if name == 'seed' else '--steps'}")
-        if name not in (*settings, "schedule", "hold", "ent_coef_end"):
-            raise ValueError(f"--try: {name} is no flag of SCPO's for {task}")
+        is_number = name in settings and isinstance(settings[name], (int, float, type(None))) and name != "fast"
+        if not is_number and name not in ("safety_lambdas", "schedule", "hold", "ent_coef_end"):
+            raise ValueError(f"--try: {name} is no flag of SCPO's for {task} that takes a number")
         if name == "hold" and given.get("schedule") != "limit":
             raise ValueError("--try: hold needs schedule=limit")
         if name == "limit_factor" and given.get("schedule") == "limit":
@@ -273,8 +274,8 @@ def main(argv=None):
     add("--try", dest="given", type=value_of, nargs="+", metavar="NAME=VALUE", default=[], help=told)
     add("--changes", action="store_true", help="instead: what each change of --fast does alone")
     args = parser.parse_args(argv)
-    if min(args.seeds) < 101:
-        fail(f"--seeds has {min(args.seeds)}, but must be 101 or more; lower ones make the figures")
+    if not all(101 <= seed < 2**31 for seed in args.seeds):
+        fail(f"--seeds is {args.seeds}, but each must be in [101, 2^31); lower ones make the figures")
     if args.trials < 1:
         fail(f"--trials is {args.trials}, but must be 1 or more")
     if args.changes and len(args.seeds) > 1:
@@ -284,7 +285,11 @@ def main(argv=None):
     if args.task in field.TASKS and not find_spec("safety_gymnasium"):
         fail("Safety-Gymnasium isn't installed; docs/field.md says how")
     given, steps = dict(args.given), goal(args.task)[-1] // 10 if args.steps is None else args.steps
+    first = {**starting_values(args.task), **given}
+    batch = first["num_envs"] * first["num_steps"] if given else max(SPACE["num_envs"]) * max(SPACE["num_steps"])
     try:
+        if steps < batch:
+            raise ValueError(f"--steps is {steps}, but must be at least {batch}, an iteration of the largest trial")
         check_trial(args.task, given, steps)
     except ValueError as error:
         fail(error)

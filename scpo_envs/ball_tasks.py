@@ -446,8 +446,8 @@ class BallReach(BallTask):
     m (1 - the free share of the ray), 24 sectors to the puddles up to 5 m, (goal - p)/20. Never ends early.
 
     box_speed: rad/s of simulated time at which the box circles. In the published runs the box followed the wall clock
-    at 1 rad/s. At 1,800 steps a second that is 1/30 rad/s of simulated time, and an easier task. Raises `ValueError` if
-    it isn't a finite number.
+    at 1 rad/s. At 1,800 steps a second that is 1/30 rad/s of simulated time. Raises `ValueError` if it isn't a finite
+    number.
     """
 
     num_features = 57

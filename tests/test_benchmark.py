@@ -34,7 +34,7 @@ if os.environ.get("STUB_FAILS", "nothing") in str(folder):
     raise OSError(28, "No space left on device")
 if "--resume" not in flags:
     folder.mkdir(parents=True)
-    config = dict(env_id=flags["--env-id"], total_timesteps=int(flags["--total-timesteps"]), revision="")
+    config = dict(env_id=flags["--env-id"], total_timesteps=int(flags["--total-timesteps"]), revision="unknown")
     (folder / "config.json").write_text(json.dumps(dict(config, seed=int(flags.get("--seed", 1)))))
     (folder / "progress.csv").write_text("COLUMNS\\n")
 (folder / "last.pt").touch()
@@ -244,6 +244,17 @@ def test_a_run_of_other_settings_does_not_count(capsys, tmp_path):
     assert "config.json is missing" in refused(capsys, *where, "--algos", "SCPO")
 
 
+def test_outside_git_the_same_command_goes_on(capsys, tmp_path, monkeypatch):
+    """As after a download without .git, and on the workers of a Ray cluster, which are told the revision."""
+    monkeypatch.setattr(benchmark, "ROOT", tmp_path)
+    where = ["--runs-dir", tmp_path / "runs", "--tasks", "CartSafe-v0", "--algos", "SCPO", "--seeds", 1, "--dry-run"]
+    made = attempt(tmp_path / "runs", "CartSafe-v0__SCPO__1", 3)
+    (made / "config.json").write_text(json.dumps(dict(revision=scpo_run.git_revision(tmp_path))))
+    assert benchmark.here() == "unknown" and "--resume" in commands(capsys, *where)[0]
+    monkeypatch.setenv("SCPO_REVISION", "e72d9fe33146")
+    assert scpo_run.git_revision(tmp_path) == "e72d9fe33146"
+
+
 def test_code_of_another_revision_is_not_mixed_in_unasked(capsys, tmp_path, monkeypatch):
     git = ["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x"]
     subprocess.run([*git, "init", "-q"], check=True)
@@ -317,7 +328,7 @@ def test_only_what_is_missing_is_made(capsys, tmp_path, monkeypatch):
     assert commands(capsys, *where, "--missing", "--seeds", 1) == [[]]  # an empty line
     assert "--missing doesn't work with --engine slurm" in refused(capsys, *where, "--missing", "--engine", "slurm")
     drawn = SimpleNamespace(returncode=0, stdout="")
-    monkeypatch.setattr(benchmark.clusters, "connect_to_ray", lambda address: None)
+    monkeypatch.setattr(benchmark.clusters, "connect_to_ray", lambda address, revision: None)
     monkeypatch.setattr(benchmark.subprocess, "run", lambda *args, **options: drawn)
     for engine in ("local", "ray"):
         benchmark.main([*map(str, where), "--missing", "--seeds", "1", "--engine", engine])
@@ -495,7 +506,7 @@ def test_slurm_gets_an_array_job_of_a_run_a_task(project, capsys, monkeypatch, t
     ]
     flags += ["--runs-dir", str(runs_dir), "--results", str(results), "--engine", "slurm", "--iterations", "9"]
     monkeypatch.setattr(benchmark, "ROOT", project)
-    attempt(runs_dir, "SafetyBallRun-v0__CPO__1", 100, revision="")
+    attempt(runs_dir, "SafetyBallRun-v0__CPO__1", 100, revision="unknown")
     benchmark.main([*flags, "--dry-run"])
     job = capsys.readouterr().out
     assert "#SBATCH --array=1,2,3\n" in job and "#SBATCH --time=7:00:00\n" in job  # CPO 1 is complete

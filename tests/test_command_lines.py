@@ -13,6 +13,7 @@ import os
 import random
 import resource
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -291,10 +292,12 @@ def test_ctrl_c_while_evaluate_is_still_importing(tmp_path):
         ("training_speed --tasks X", "invalid choice: 'X'"),
         ("training_speed --csv /nope/x.csv", "--csv is /nope/x.csv"),
         ("training_speed --scripts nope.py", "files of this project"),
+        ("training_speed --scripts ''", "files of this project"),
+        ("training_speed --csv /tmp", "--csv is /tmp, but must be a file's name"),
     ],
 )
 def test_the_measurements_of_speed_refuse_what_is_wrong_before_they_begin(monkeypatch, capsys, line, says):
-    monkeypatch.setattr(sys, "argv", line.split())
+    monkeypatch.setattr(sys, "argv", shlex.split(line))
     with pytest.raises(SystemExit) as stop:
         runpy.run_module(f"reproduce.speed.{line.split()[0]}", run_name="__main__")
     said = capsys.readouterr()

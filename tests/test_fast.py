@@ -77,7 +77,7 @@ def test_a_search_goes_on_ends_poor_trials_and_tells_all(tmp_path, monkeypatch):
 def test_the_seeds_of_the_figures_are_refused(capsys):
     with pytest.raises(SystemExit) as stop:
         search.main([RUN, "--seeds", "101", "4"])
-    assert stop.value.code == 2 and "--seeds has 4, but must be 101 or more" in capsys.readouterr().err
+    assert stop.value.code == 2 and "--seeds is [101, 4], but each must be in [101, 2^31)" in capsys.readouterr().err
 
 
 def test_one_trial_of_given_values(tmp_path, monkeypatch):
@@ -116,7 +116,13 @@ def test_one_trial_of_given_values(tmp_path, monkeypatch):
         (f"{RUN} --try schedule=limit hold=2", "--try: hold is 2.0, but must be in [0, 1]"),
         (f"{RUN} --try ent_coef_end=nan", "--try: ent_coef_end is nan, but must be in [-1e+06, 1e+06]"),
         (f"{RUN} --try gamma=0.98 clip_coef=-1", "--clip-coef is -1.0, but must be in (0, 1e6]"),
-        (f"{RUN} --steps 100", "--total-timesteps is 100, but must be"),
+        (f"{RUN} --steps 100", "--steps is 100, but must be at least 131072, an iteration of the largest trial"),
+        (f"{RUN} --steps 16000 --try num_steps=1024", "--steps is 16000, but must be at least 16384"),
+        (f"{RUN} --seeds {2**31}", f"--seeds is [{2**31}], but each must be in [101, 2^31)"),
+        (f"{RUN} --try surrogate=1", "--try: surrogate is no flag of SCPO's for SafetyBallRun-v0 that takes a number"),
+        (f"{RUN} --try fast=1", "--try: fast is no flag of SCPO's for SafetyBallRun-v0 that takes a number"),
+        (f"{RUN} --try env_id=1", "--try: env_id is no flag of SCPO's for SafetyBallRun-v0 that takes a number"),
+        (f"{RUN} --try target_kl=0", "--target-kl is 0.0, but must be in (0, 1e6]"),
         (f"{RUN} --trials 0", "--trials is 0, but must be 1 or more"),
         ("SafetyBallReach-v0 --changes", "--changes: SafetyBallReach-v0 has no --fast"),
         ("SafetyHopperVelocity-v1", "Safety-Gymnasium isn't installed"),
@@ -268,3 +274,8 @@ def test_speeds_that_were_not_measured_again_are_kept(tmp_path, monkeypatch, cap
     rows = [tuple(row.values()) for row in curves.rows_of(path)]
     assert rows[0] == (RUN, "peer, old", "7", "9", "0")
     assert rows[1:] == [(RUN, "scpo_continuous.py", "100", "1.00", "8.0"), (RUN, [*speeds][1], "50", "2.00", "8.0")]
+    speeds.update({"scpo_continuous.py": [30, 20], "scpo_continuous.py --fast": [15, 5]})
+    monkeypatch.setattr("sys.argv", [*argv, "--keep-first"])
+    training_speed.main()
+    _, first, second = (tuple(row.values()) for row in curves.rows_of(path))
+    assert first[2:4] == ("100", "1.00") and second[2:4] == ("15", "2.00")

@@ -30,11 +30,25 @@ def test_the_path_is_where_the_ball_is():
     for x, y in ((-4, 3), (5, -2)):
         env.reset(seed=1, options={"ball": (x, y, 0.5)})
         pictures.append(env.render().astype(int))
-        places.append(film.place(env.unwrapped))
+        places.append(film.place(env.unwrapped, env.unwrapped.position))
     rows, columns = np.nonzero(np.abs(pictures[0] - pictures[1]).sum(-1))
     left = columns < 240
     assert places[0] == pytest.approx((columns[left].mean(), rows[left].mean()), abs=3)
     assert places[1] == pytest.approx((columns[~left].mean(), rows[~left].mean()), abs=3)
+
+
+def test_the_path_stays_where_the_ball_was_although_the_camera_follows_it():
+    """On Run: a place behind the ball moves to the left as the ball, and the camera with it, goes on along x."""
+    env = gym.make("SafetyBallRun-v0", render_mode="rgb_array", disable_env_checker=True)
+    env.reset(seed=1)
+    start, distances = env.unwrapped.position, []
+    for _ in range(2):
+        for _ in range(40):
+            env.step(np.array([1.0, 0.0]))
+        env.render()
+        here = film.place(env.unwrapped, env.unwrapped.position)
+        distances.append(np.hypot(*np.subtract(film.place(env.unwrapped, start), here)))
+    assert 20 < distances[0] < distances[1]
 
 
 def test_a_film_of_two_runs(tmp_path, monkeypatch, capsys):

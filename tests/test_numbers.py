@@ -477,7 +477,7 @@ CHECKS = {
             ),
         ),
         (
-            "Gather has the published return, #,",
+            "Gather comes near the published return, #,",
             lambda: [plot.published_mean(PUBLISHED, GATHER, "SCPO", "return", 500)],
         ),
     ],

@@ -637,8 +637,10 @@ def test_what_resume_accepts(argv, says, finished, tmp_path, capsys):
         assert says in refused(capsys, run, "--resume", folder, *argv)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     else:
+        (folder / "mine.csv").write_text("of the user's\n")
         run("--resume", folder, *argv)
         assert len(rows(folder / "progress.csv")) == 12
+        assert (folder / "mine.csv").read_text() == "of the user's\n"
 
 
 def spoil(path, what):

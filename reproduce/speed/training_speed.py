@@ -6,7 +6,8 @@
 PEER is any command that trains on the task {env_id} for {iterations} iterations of 32,768 steps and whose last line has
 "sps N" in it; release/{env_id} is the package's own task. Our speed is read from progress.csv: the time from the first
 step to the last log line. Start-up, with the compilation, is printed beside it, since it is paid once a run.
-ratio: the first script's speed to this one's. --csv replaces the rows of what was measured and keeps the others.
+ratio: the first script's speed to this one's. --csv replaces the rows of what was measured and keeps the others. With
+--keep-first the first script's own row stays too, since other ratios go with it.
 """
 
 import argparse
@@ -55,6 +56,7 @@ def main():
     parser.add_argument("--iterations", type=int, default=5, help="ours; a peer makes 1 at a time")
     parser.add_argument("--rounds", type=int, default=2, help="turns; the best of each side counts")
     parser.add_argument("--csv", help="write the table there as well")
+    parser.add_argument("--keep-first", action="store_true", help="in --csv the row of the first script stays as it is")
     parser.error = lambda message: curves.fail("training_speed", message.replace("argument ", ""))
     args = parser.parse_args()
     for name, is_allowed, allowed in (
@@ -63,10 +65,10 @@ def main():
         ("peer", all("=" in peer for peer in args.peer), "NAME=command"),
         (
             "scripts",
-            all((curves.ROOT / script.split()[0]).is_file() for script in args.scripts),
+            all((curves.ROOT / "".join(script.split()[:1])).is_file() for script in args.scripts),
             "files of this project",
         ),
-        ("csv", not args.csv or Path(args.csv).parent.is_dir(), "a file in a folder that is there"),
+        ("csv", not args.csv or (Path(args.csv).parent.is_dir() and not Path(args.csv).is_dir()), "a file's name"),
     ):
         if not is_allowed:
             curves.fail("training_speed", f"--{name} is {getattr(args, name)}, but must be {allowed}")
@@ -86,6 +88,8 @@ def main():
             rows[env_id, name] = dict(zip(("task", "script", "steps_per_second", "ratio", "startup_seconds"), said))
     if args.csv:
         kept = {(row["task"], row["script"]): row for row in curves.rows_of(Path(args.csv))}
+        if args.keep_first:
+            rows = {key: row for key, row in rows.items() if key not in kept or key[1] != args.scripts[0]}
         curves.write_rows(
             args.csv, sorted({**kept, **rows}.values(), key=lambda row: list(curves.TASKS).index(row["task"]))
         )
