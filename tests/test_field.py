@@ -529,6 +529,13 @@ def test_what_the_page_says_of_cheetah_and_hopper():
     assert 0.97 < long[0][0].mean() / ends(cheetah, "TRPO-L")[0].mean() < 1
     assert ends(cheetah, "TRPO-L")[1].mean() < field.COST_LIMIT < ends(cheetah, "CPO")[1].mean()
     assert ends(hopper, "TRPO-L")[1].min() == 0  # a seed that stands still
+    returned, cost, safe = ends(hopper, "TRPO-L", 10)[:, 0]
+    said = f"earns {100 * (returned / long[1][0].mean() - 1):.0f} % more than SCPO on the hopper: {returned:,.0f}, the best published "
+    said += (
+        f"return. Its mean cost is {cost:.2f}, just above the limit, and {100 * safe:.0f} % of its episodes are safe"
+    )
+    assert said in page() and returned > best_published(hopper) and cost > field.COST_LIMIT
+    assert ends(hopper, "TRPO-L", 10).shape[1] == 1 and ends(hopper, "TRPO-L")[0, 0] < 1100  # its seed 1 stood still
     over, own, other, other_return = held_out(cheetah)
     said = f"over the limit by {over:.1f} on average. The step made from it lowers the estimated cost of an episode by "
     said += f"{-own:.1f} on that batch. On the other batches it raises this cost by {other:.1f}, and the return as well"

@@ -285,6 +285,18 @@ def on_the_cheetah():
     return returns
 
 
+def on_the_hopper():
+    """Return of TRPO-L after ten million steps, the share of its episodes that are safe in %, and SCPO's of both."""
+    kept, _ = field.load(RESULTS / "field")
+    told = []
+    for label in ("TRPO-L", "SCPO"):
+        columns = [x.columns for x in kept if (x.task, x.label) == (list(field.TASKS)[1], label)]
+        columns = [x for x in columns if x["global_step"][-1] > 9e6]
+        told += [np.mean([last_tenth(x["episodic_return"]) for x in columns])]
+        told += [100 * np.mean([last_tenth(x["safe_episode_rate"]) for x in columns])]
+    return told
+
+
 def older_trial(algo):
     """The cost of a trial on Run with a multiplier rate of 0.01."""
     asked = dict(algo=algo, task=RUN, target_kl="0.001", lagrangian_lr="0.01", std_end="0.1")
@@ -345,6 +357,7 @@ CHECKS = {
             lambda: [x for task in (CART, GATHER, REACH) for x in late_over(task)],
         ),
         ("its return is # after two million steps, SCPO's #", on_the_cheetah),
+        (r"TRPO-L is at # there \(one seed, # % of the episodes safe\) and SCPO at # \(# %\)", on_the_hopper),
         (
             "# % of its episodes on Run do, # % with TRPO-L and # % with CPO",
             lambda: [100 * finals(RUN, x, "safe_episode_rate").mean() for x in ("SCPO", "TRPO-L", "CPO")],
