@@ -530,8 +530,9 @@ def test_what_the_page_says_of_cheetah_and_hopper():
     assert ends(cheetah, "TRPO-L")[1].mean() < field.COST_LIMIT < ends(cheetah, "CPO")[1].mean()
     assert ends(hopper, "TRPO-L")[1].min() == 0  # a seed that stands still
     returned, cost, safe = ends(hopper, "TRPO-L", 10)[:, 0]
-    said = f"earns {100 * (returned / long[1][0].mean() - 1):.0f} % more than SCPO on the hopper: {returned:,.0f}, the best published "
-    said += (
+    more = 100 * (returned / long[1][0].mean() - 1)
+    said = f"earns {more:.0f} % more than SCPO on the hopper: {returned:,.0f}, the best published return. Its mean "
+    said += f"cost is {cost:.2f}, just above the limit, and {100 * safe:.0f} % of its episodes are safe"
         f"return. Its mean cost is {cost:.2f}, just above the limit, and {100 * safe:.0f} % of its episodes are safe"
     )
     assert said in page() and returned > best_published(hopper) and cost > field.COST_LIMIT
