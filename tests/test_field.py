@@ -533,8 +533,6 @@ def test_what_the_page_says_of_cheetah_and_hopper():
     more = 100 * (returned / long[1][0].mean() - 1)
     said = f"earns {more:.0f} % more than SCPO on the hopper: {returned:,.0f}, the best published return. Its mean "
     said += f"cost is {cost:.2f}, just above the limit, and {100 * safe:.0f} % of its episodes are safe"
-        f"return. Its mean cost is {cost:.2f}, just above the limit, and {100 * safe:.0f} % of its episodes are safe"
-    )
     assert said in page() and returned > best_published(hopper) and cost > field.COST_LIMIT
     assert ends(hopper, "TRPO-L", 10).shape[1] == 1 and ends(hopper, "TRPO-L")[0, 0] < 1100  # its seed 1 stood still
     over, own, other, other_return = held_out(cheetah)
