@@ -135,11 +135,7 @@ def git_revision(folder):
     """The commit, with "-dirty" where a Python file differs from it; outside git $SCPO_REVISION or "unknown"."""
     command = "git rev-parse --short=12 HEAD && git diff --quiet HEAD -- ':/*.py'"
     git = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True)
-    return (
-        git.stdout.strip() + ("-dirty" if git.returncode else "")
-        if git.stdout
-        else os.environ.get("SCPO_REVISION", "unknown")
-    )
+    return git.stdout.strip() + "-dirty" * bool(git.returncode) if git.stdout else os.getenv("SCPO_REVISION", "unknown")
 
 
 def new_folder(args, script):
