@@ -540,6 +540,9 @@ def test_what_the_page_says_of_cheetah_and_hopper():
     said += f"are at the limit, and {100 * safe[0]:.0f} % and {100 * safe[1]:.0f} % of its episodes are safe"
     assert said in page() and returns[1] > best_published(hopper)
     assert ends(hopper, "TRPO-L")[0, 0] < 1100  # its seed 1 stood still
+    ((returned,), (cost,), (safe,)) = ends(cheetah, "CPO", 10)
+    said = f"is at {returned:,.0f} on the cheetah, at a cost of {cost:.1f}. {100 * safe:.0f} % of its episodes are safe"
+    assert said in page()
     over, own, other, other_return = held_out(cheetah)
     said = f"over the limit by {over:.1f} on average. The step made from it lowers the estimated cost of an episode by "
     said += f"{-own:.1f} on that batch. On the other batches it raises this cost by {other:.1f}, and the return as well"
