@@ -136,7 +136,7 @@ def test_how_the_baselines_do():
 def test_the_readme_says_for_whom_by_what_was_measured():
     text, run = " ".join((ROOT / "README.md").read_text().split()), on_run()
     ours, lagrangian, cpo = (run[algorithm] for algorithm in ("SCPO", "TRPO-L", "CPO"))
-    share = f"At the end of training {ours[2]:.0%} of its episodes on Run do"
+    share = f"On Run {ours[2]:.0%} of SCPO's episodes are safe at the end"
     share += f", {lagrangian[2]:.0%} with TRPO-L and {cpo[2]:.0%} with CPO"
     assert share.replace("%", " %") in text
     assert min(lagrangian[0], cpo[0]) > 0.95 * ours[0]  # about the same return

@@ -244,6 +244,10 @@ def test_finals_and_the_way_there_by_hand(tmp_path):
     assert quick["million steps"] == pytest.approx((70 * 0.008192, second * 0.008192, first * 0.008192))
     assert quick["cost paid"] == pytest.approx((first * 20 + 280 - 140, second * 20 + 280, first * 20 + 280), abs=300)
     assert quick["seeds"] == "2 of 2" and quick["minutes"] == pytest.approx(70 * 8192 / 500 / 60)
+    assert slow["seeds there"] == "0 of 2" and "million steps to all of it" not in slow  # 95.5 isn't held for long enough
+    (row,) = fast.paid({RUN: {"SCPO": runs_of([up, up + 20], 5.0, batch=32768)}}, published, {})
+    assert row["seeds there"] == "1 of 2" and row["seeds"] == "2 of 2"
+    assert row["million steps to all of it"] == pytest.approx((80 * 0.032768,) * 3)
 
 
 def test_what_the_page_shows_is_in_the_committed_runs(monkeypatch):
