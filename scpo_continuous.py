@@ -14,9 +14,9 @@ is left. Read the functions under "The mathematics", then `train`, which follows
 Where we depart from the paper, and why (docs/scpo.md has the details):
 1. V^c is clipped to [0, 1] where it is used, not where it is trained: below 0 the clip would leave no gradient.
 2. V^c_gamma has a term for the state after the last action, so the last cost counts. The printed closed form lacks it.
-3. At a time limit only the reward critic bootstraps. Whether the episode was safe is known by then.
-4. Once the limit is exceeded V^c is 0, whatever the network says.
-5. Q^c is the mean of two estimates, one-step and Monte Carlo, discounted as V^c_gamma is. The paper's aren't.
+3. At a time limit only the reward critic bootstraps. V^c is known there, and is 0 once the limit is exceeded.
+4. Q^c is the mean of two estimates, one-step and Monte Carlo, discounted like V^c_gamma. The paper's aren't.
+5. Delta is 0.1; the paper has about 0. At each checkpoint new episodes begin, so that a run resumes exactly.
 """
 
 import contextlib
@@ -37,16 +37,15 @@ from torch import nn
 with contextlib.suppress(ImportError):
     import scpo_envs  # noqa: F401  registers the paper's tasks; any other Gymnasium task works without it
 
-# What differs by task: the paper's settings and the length of its runs; "any other task" is ours. Flags override them
+# Defaults by task, in place of those in Args: the paper's, and ours for any other task. A flag overrides both
 T = 32768  # steps an iteration
 FAST_SETTINGS = dict(num_steps=512, learning_rate=1e-3, anneal_lr=True, reward_scale=0.02)  # what --fast changes
-OWN = dict(FAST_SETTINGS, num_envs=8, num_steps=1024, norm_obs=True, log_std_init=-0.5)  # for any other task
 TASK_SETTINGS = {
     "SafetyBallCircle-v0": dict(cost_limit=25, k=2, beta=0, reward_bias=1.5, ent_coef=0.01, total_timesteps=500 * T),
     "SafetyBallRun-v0": dict(cost_limit=25, k=4, beta=0.5, reward_bias=1, ent_coef=0.005, total_timesteps=100 * T),
     "SafetyBallGather-v0": dict(cost_limit=0.2, k=4, beta=15, reward_bias=0.05, ent_coef=0.01, total_timesteps=500 * T),
     "SafetyBallReach-v0": dict(cost_limit=10, k=4, beta=0, reward_bias=0.1, ent_coef=0.01, total_timesteps=500 * T),
-    "any other task": dict(cost_limit=None, k=4, beta=1, reward_bias=0, ent_coef=0.01, total_timesteps=100 * T, **OWN),
+    "any other task": dict(FAST_SETTINGS, num_envs=8, num_steps=1024, norm_obs=True, log_std_init=-0.5),
 }
 for task, steps in (("SafetyBallCircle-v0", 100 * T), ("SafetyBallRun-v0", 20 * T)):
     TASK_SETTINGS[f"{task} --fast"] = dict(TASK_SETTINGS[task], total_timesteps=steps, **FAST_SETTINGS)
@@ -58,7 +57,7 @@ class Args:
     env_id: str = "SafetyBallCircle-v0"  # Gymnasium id of the task; `module:id` imports the module first
     fast: bool = False  # settings of our own for a fifth of the paper's steps (docs/fast-settings.md)
     seed: int = 1  # of everything: weights, actions, minibatches, environments
-    total_timesteps: int = 500 * T  # environment steps, rounded down to whole iterations
+    total_timesteps: int = 100 * T  # environment steps, rounded down to whole iterations
     num_envs: int = 16  # environments stepped side by side
     num_steps: int = 2048  # steps in each environment an iteration; num-envs x num-steps is the paper's T
     update_epochs: int = 5  # passes over an iteration's steps
@@ -75,14 +74,14 @@ class Args:
     max_grad_norm: float = 0.5  # norm that the gradient of all three networks together is scaled down to
     log_std_init: float = 0  # log of the standard deviation that actions start with
     target_kl: Optional[float] = None  # no further epoch once the mean KL divergence of one exceeds this (None: never)
-    cost_limit: Optional[float] = 25  # the paper's c_0: cost an episode may spend, undiscounted
+    cost_limit: Optional[float] = None  # the paper's c_0: cost an episode may spend, undiscounted
     limit_factor: float = 1  # the limit begins this many times as large and is as given from half of the run on
-    k: float = 2  # power of Q^c in the reward; 0: all counts; inf, with --safety-lambdas 1: only what is surely safe
-    beta: float = 0  # weight of the cost term; with k 0 it needs --penalty always
+    k: float = 4  # power of Q^c in the reward; 0: all counts; inf, with --safety-lambdas 1: only what is surely safe
+    beta: float = 1  # weight of the cost term; with k 0 it needs --penalty always
     reward_scale: float = 1  # factor of the reward after nullification: large returns drown the policy's gradient
-    reward_bias: float = 1.5  # the paper's b, added to each reward to make it positive
+    reward_bias: float = 0  # the paper's b, added to each reward to make it positive
     penalty: Literal["unsafe", "always"] = "unsafe"  # cost term: beta (1 - Q^k) c, or beta c whatever Q is
-    termination_cost: float = 0  # above 0 an episode that the task ends itself is unsafe; its last step costs this more
+    termination_cost: float = 0  # above 0: an episode that terminates is unsafe, and its last step costs this much more
     safety_gamma: float = 0.995  # discount of V^c_gamma, the safety critic's target
     safety_lambdas: tuple[float, ...] = (0.0, 1.0)  # Q^c is the mean of these estimates: 0 one-step, 1 Monte Carlo
     norm_obs: bool = False  # normalise observations by mean and variance of those in the first half of the run
@@ -158,7 +157,7 @@ class SafetyState(gym.Wrapper):
         self.spent += info["cost"]
         self.episodic_return += float(reward)
         self.length += 1
-        info["safe"] = int(self.spent <= self.cost_limit * (1 + 1e-9))  # three costs of 0.1 keep a limit of 0.3
+        info["safe"] = int(self.spent <= self.cost_limit * (1 + 1e-9))  # in floating point 0.1 + 0.1 + 0.1 > 0.3
         if terminated or truncated:
             totals = {"return": self.episodic_return, "cost": self.spent, "length": self.length}
             info["episode"] = {**totals, "safe": info["safe"]}
@@ -170,7 +169,7 @@ def make_env(env_id, cost_limit, augment_state):
     try:
         env = gym.make(env_id, disable_env_checker=True)
         space = env.action_space
-        if not isinstance(space, gym.spaces.Box) or np.issubdtype(space.dtype, np.integer):
+        if not isinstance(space, gym.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
             raise ValueError(f"actions must be a Box of floats, not {space}; scpo_discrete.py takes (Multi)Discrete")
         if cost_limit is None:
             raise ValueError("--cost-limit is needed: the cost that an episode may spend, 0 or more")
@@ -181,9 +180,6 @@ def make_env(env_id, cost_limit, augment_state):
         reason = str(error) or type(error).__name__
         if "values to unpack" in reason:
             reason = 'reset must return obs, info; step obs, reward, terminated, truncated, info, with info["cost"]'
-        if "Safety" in env_id and "Ball" not in env_id and any(x in reason for x in ("return", "exist", "mutable")):
-            name = f"safety_gymnasium:{env_id.split(':')[-1].replace('Gymnasium', '').replace('-v', 'Gymnasium-v')}"
-            reason += f"; if it is one of Safety-Gymnasium, take scpo_envs.{name}" * (not env_id.endswith("." + name))
         raise ValueError(f"--env-id {env_id}: {reason}") from error
     return env
 
@@ -216,7 +212,7 @@ class Agent(nn.Module):
 
     def normalize(self, obs):
         """What all networks get. Without --norm-obs the mean stays 0 and the variance 1, and nothing is changed."""
-        bound = torch.where(self.obs_var == 1, torch.inf, 10.0)  # what was constant so far must not drown the rest
+        bound = torch.where(self.obs_var == 1, torch.inf, 10.0)  # only what was scaled: a tiny variance makes it huge
         return ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-bound, bound)
 
     def get_value(self, obs):
@@ -280,11 +276,11 @@ def safety_q(safe, next_safety_values, dones, safety_gamma, lam):
     lam: 0 is the one-step estimate, 1 is Monte Carlo; between them n-step ones are averaged geometrically.
     """
     q = np.empty_like(next_safety_values)
-    bracket = next_safety_values[-1]  # the one of Q_t above; after the rollout only the critic's estimate is left
+    monte_carlo = next_safety_values[-1]  # after the rollout only the critic's estimate is left
     for t in reversed(range(len(q))):
-        average = (1 - lam) * next_safety_values[t] + lam * bracket
+        average = (1 - lam) * next_safety_values[t] + lam * monte_carlo
         q[t] = np.where(dones[t], next_safety_values[t], average)
-        bracket = (1 - safety_gamma) * safe[t] + safety_gamma * q[t]
+        monte_carlo = (1 - safety_gamma) * safe[t] + safety_gamma * q[t]
     return q
 
 
@@ -349,7 +345,7 @@ def update(weights, adam, learning_rate, agent, minibatch, args):
     # beyond the limit, the policy hardly moves until they have adapted
     grad_norm = gradient.norm()
     gradient = gradient * (args.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1)
-    # Adam, written out so that the whole step compiles to one function: a call costs more than Adam's arithmetic
+    # Adam, written out so that the step compiles to one function: a second call would take longer than Adam does
     mean, square, count = adam
     count = count + 1
     mean = 0.9 * mean + 0.1 * gradient
@@ -397,7 +393,7 @@ def train(args, checkpoint=None, make_env=make_env):
             allowed = f"{flags} must give each environment at least {longest} steps, an episode's length"
             raise ValueError(f"{allowed}, but {iterations} iterations are {iterations * args.num_steps}")
 
-    # Networks and optimiser: gradients are taken of one flat vector of all weights, and the networks are views of it
+    # Networks and optimiser: the gradient is with respect to one flat vector of all weights. The networks are its views
     agent = Agent(obs_dim, envs[0].action_space).to(device).requires_grad_(False)
     agent.actor_logstd.fill_(args.log_std_init)
     weights = nn.utils.parameters_to_vector(agent.parameters())
@@ -431,8 +427,8 @@ def train(args, checkpoint=None, make_env=make_env):
         for env in envs:
             env.cost_limit = limit  # an episode under way takes it from its next step on
         if iteration == first or (args.save_every and (iteration - 1) % args.save_every == 0):
-            current_obs = np.stack([obs for obs, _ in [env.reset(seed=int(rng.integers(2**31))) for env in envs]])
-            current_safe = np.ones(args.num_envs)
+            resets = [env.reset(seed=int(rng.integers(2**31))) for env in envs]  # asks all workers, then waits for them
+            current_obs, current_safe = np.stack([first_obs for first_obs, _ in resets]), np.ones(args.num_envs)
         start_time, episodes = time.monotonic(), []
         policy, sampled_from = numpy_policy(agent), {name: x.clone() for name, x in agent.state_dict().items()}
         noise = agent.sample_noise(rng, *shape)
@@ -491,7 +487,7 @@ def train(args, checkpoint=None, make_env=make_env):
         nn.utils.vector_to_parameters(weights, agent.parameters())
 
         # Mean and variance of the observations so far, without the share of the limit, for the next iteration. In the
-        # second half of a run they stay: the policy is then near the limit, and a drift would take it over
+        # second half of a run they stay: the policy is then near the limit, and a drift could push it over the limit
         if args.norm_obs and 2 * iteration <= num_iterations:
             n = obs_dim - args.augment_state
             x = torch.as_tensor(obs[..., :n], device=device).flatten(0, 1).double()
@@ -502,14 +498,17 @@ def train(args, checkpoint=None, make_env=make_env):
 
         # What there is to log and to save
         scalars = {f"losses/{name}": value for name, value in zip(LOGGED, torch.stack(logged).mean(0).tolist())}
-        scalars.update({
-            "losses/explained_variance": 1 - (returns - values).var() / (returns.var() + 1e-8),
-            "losses/approx_kl": approx_kl, "losses/epochs": epoch, "losses/learning_rate": learning_rate.item(),
-            "safety/safety_value_mean": safety_values.mean(), "safety/safety_q_mean": q.mean(),
-            "safety/safety_target_mean": safety_targets.mean(), "safety/unsafe_share": 1 - safe.mean(),
-            "safety/negative_reward_share": (rewards + args.reward_bias < 0).mean(), "safety/cost_limit": limit,
-            "charts/sampling_SPS": int(batch_size / sampling_seconds),
-        })  # fmt: skip
+        scalars["losses/explained_variance"] = 1 - (returns - values).var() / (returns.var() + 1e-8)
+        scalars["losses/approx_kl"] = approx_kl
+        scalars["losses/epochs"] = epoch
+        scalars["losses/learning_rate"] = learning_rate.item()
+        scalars["safety/safety_value_mean"] = safety_values.mean()
+        scalars["safety/safety_q_mean"] = q.mean()
+        scalars["safety/safety_target_mean"] = safety_targets.mean()
+        scalars["safety/unsafe_share"] = 1 - safe.mean()
+        scalars["safety/negative_reward_share"] = (rewards + args.reward_bias < 0).mean()
+        scalars["safety/cost_limit"] = limit
+        scalars["charts/sampling_SPS"] = int(batch_size / sampling_seconds)
         played = dict(episodes=episodes, sampled_from=sampled_from if limit == args.cost_limit else None)
         yield dict(checkpoint=snapshot_after(iteration), scalars=scalars, **played)
 

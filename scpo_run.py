@@ -25,8 +25,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, fields
-from importlib import import_module
-from importlib.metadata import version
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Optional
 
@@ -49,9 +48,11 @@ class RunArgs:
     wandb_entity: Optional[str] = None  # Weights & Biases team (None: yours)
 
 
-VERSIONS = dict(python=sys.version.split()[0], **{x: version(x) for x in ("torch", "numpy", "gymnasium")})
+VERSIONS = dict(python=sys.version.split()[0], **{x: metadata.version(x) for x in ("torch", "numpy", "gymnasium")})
 # What --resume may change: the length of the run, and what concerns only the process. All other flags define the run
 PROCESS_FLAGS = "total_timesteps device compile resume num_workers iteration_timeout track".split()  # and wandb_*
+WRONG_ID = r"--env-id (?!scpo_envs\S+Gymnasium-)\S*?(Safety(?!Ball)\w+?)(Gymnasium)?(-v\d+):.*(return|exist|mutable).*"
+RIGHT_ID = r"\g<0>; if it is one of Safety-Gymnasium, take scpo_envs.safety_gymnasium:\1Gymnasium\3"
 SAVED = "script args revisions iteration agent best_return seconds files".split()  # in every last.pt
 
 
@@ -230,7 +231,7 @@ def run(train, Args, task_settings, argv=None):
         folder, lock, made_by = open_folder(args, script, loaded)
     except (ValueError, ChildProcessError) as error:
         faulthandler.cancel_dump_traceback_later()
-        say(f"{script.name}: {' '.join(str(error).split())[:500]}", sys.stderr)
+        say(f"{script.name}: {re.sub(WRONG_ID, RIGHT_ID, ' '.join(str(error).split())[:500])}", sys.stderr)
         raise SystemExit(2) from None
     stop = []  # a signal lets the iteration end, saves, and ends the process with status 130 (SIGINT) or 143 (SIGTERM)
 
@@ -255,9 +256,8 @@ def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
     start_time = time.monotonic() - seconds
     total = args.total_timesteps // (args.num_envs * args.num_steps)
     if args.track:
-        wandb = import_module("wandb")
         names = dict(id=folder.resolve().name, project=args.wandb_project_name, entity=args.wandb_entity)
-        wandb.init(**names, config=asdict(args), dir=folder, resume="allow")
+        tracked = import_module("wandb").init(**names, config=asdict(args), dir=folder, resume="allow")
 
     def save_last():
         writer.flush()
@@ -292,7 +292,7 @@ def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
         for name, value in scalars.items():
             writer.add_scalar(name, value, global_step)
         if args.track:
-            wandb.log(scalars, step=global_step)
+            tracked.log(scalars, step=global_step)
         row = dict(iteration=iteration, global_step=global_step, episodes=len(episodes))
         row.update({name.split("/")[1].lower(): value for name, value in scalars.items()}, seconds=seconds)
         append_rows(folder / "progress.csv", [row])

@@ -32,7 +32,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 with contextlib.suppress(ImportError):
     import scpo_envs  # noqa: F401  registers the paper's tasks; any other Gymnasium task works without it
 
-# What differs by task. Ball tasks: limits and lengths of the SCPO paper, the rest by trials (docs/baselines.md)
+# Defaults by task, in place of those in Args. Ball tasks: limits and lengths of SCPO's paper, the rest by trials
 T = 32000  # steps an iteration
 TASK_SETTINGS = {
     "SafetyBallCircle-v0": dict(cost_limit=25, target_kl=0.003, total_timesteps=500 * T),
@@ -40,7 +40,7 @@ TASK_SETTINGS = {
     "SafetyBallGather-v0": dict(cost_limit=0.2, target_kl=0.001, total_timesteps=500 * T),
     "SafetyBallReach-v0": dict(cost_limit=10, target_kl=0.0003, total_timesteps=500 * T),
     "CartSafe-v0": dict(cost_limit=1, target_kl=0.001, total_timesteps=150 * T),
-    "any other task": dict(cost_limit=None, target_kl=0.001, total_timesteps=100 * T),
+    "any other task": {},  # as in Args
 }
 DELTA = 0.1  # with --augment-state: the share of the limit spent stops at 1 + DELTA
 
@@ -49,7 +49,7 @@ DELTA = 0.1  # with --augment-state: the share of the limit spent stops at 1 + D
 class Args:
     env_id: str = "SafetyBallCircle-v0"  # Gymnasium id of the task; `module:id` imports the module first
     seed: int = 1  # of everything: weights, actions, minibatches, environments
-    total_timesteps: int = 500 * T  # environment steps, rounded down to whole iterations
+    total_timesteps: int = 100 * T  # environment steps, rounded down to whole iterations
     num_envs: int = 16  # environments stepped side by side
     num_steps: int = 2000  # steps in each environment an iteration: eight whole episodes of a Ball task
     gamma: float = 0.99  # discount of reward and cost
@@ -59,8 +59,8 @@ class Args:
     critic_epochs: int = 5  # passes of the critics over an iteration's steps
     critic_minibatches: int = 16  # gradient steps in one of these passes
     projection: Literal["kl", "l2"] = "kl"  # distance that the projection keeps small: KL divergence or L2 norm
-    target_kl: float = 0.003  # the trust region's delta: mean KL divergence that a step is computed for
-    kl_margin: float = 1.5  # times target-kl, the KL divergence that is accepted
+    target_kl: float = 0.001  # the trust region's delta: mean KL divergence that a step is computed for
+    kl_margin: float = 1.5  # a step is accepted up to this many times target-kl
     cg_iters: int = 10  # iterations of conjugate gradient
     cg_damping: float = 0.1  # added to the Fisher matrix's diagonal
     fisher_subsampling: int = 4  # the Fisher matrix is estimated on one in this many observations, drawn at random
@@ -68,7 +68,7 @@ class Args:
     line_search_steps: int = 20  # lengths tried; when none is accepted the policy stays
     std_start: float = 0.509  # standard deviation of continuous actions, not learned; what it would be in iteration 0
     std_end: float = 0.1  # what it has fallen to, linearly, in the last iteration
-    cost_limit: Optional[float] = 25  # cost an episode may spend on average, undiscounted
+    cost_limit: Optional[float] = None  # cost an episode may spend on average, undiscounted
     augment_state: bool = False  # append the share of the cost limit spent so far to the observation, as SCPO does
     device: Literal["cpu", "cuda"] = "cpu"  # where the updates run; the CPU is faster for networks this small
     save_every: int = 10  # iterations from checkpoint to checkpoint; at each, new episodes begin (0: only at the end)
@@ -136,7 +136,7 @@ class SafetyState(gym.Wrapper):
         self.spent += info["cost"]
         self.episodic_return += float(reward)
         self.length += 1
-        info["safe"] = int(self.spent <= self.cost_limit * (1 + 1e-9))  # three costs of 0.1 keep a limit of 0.3
+        info["safe"] = int(self.spent <= self.cost_limit * (1 + 1e-9))  # in floating point 0.1 + 0.1 + 0.1 > 0.3
         if terminated or truncated:
             totals = {"return": self.episodic_return, "cost": self.spent, "length": self.length}
             info["episode"] = {**totals, "safe": info["safe"]}
@@ -148,7 +148,7 @@ def make_env(env_id, cost_limit, augment_state):
     try:
         env = gym.make(env_id, disable_env_checker=True)
         space = env.action_space
-        is_float_box = isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.integer)
+        is_float_box = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
         if not is_float_box and not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
             raise ValueError(f"actions must be a Box of floats, Discrete or MultiDiscrete, not {space}")
         if cost_limit is None:
@@ -160,9 +160,6 @@ def make_env(env_id, cost_limit, augment_state):
         reason = str(error) or type(error).__name__
         if "values to unpack" in reason:
             reason = 'reset must return obs, info; step obs, reward, terminated, truncated, info, with info["cost"]'
-        if "Safety" in env_id and "Ball" not in env_id and any(x in reason for x in ("return", "exist", "mutable")):
-            name = f"safety_gymnasium:{env_id.split(':')[-1].replace('Gymnasium', '').replace('-v', 'Gymnasium-v')}"
-            reason += f"; if it is one of Safety-Gymnasium, take scpo_envs.{name}" * (not env_id.endswith("." + name))
         raise ValueError(f"--env-id {env_id}: {reason}") from error
     return env
 
@@ -455,7 +452,7 @@ def train(args, checkpoint=None, make_env=make_env):
     agent = Agent(obs_dim, envs[0].action_space).to(device)
     agent.std.fill_(args.std_start)
     actor = list(agent.actor.parameters())
-    vector_to_parameters(parameters_to_vector(actor).detach(), actor)  # one block of memory, as after each step
+    vector_to_parameters(parameters_to_vector(actor).detach(), actor)  # as after a step: memory layout affects rounding
     critic_parameters = [*agent.critic.parameters(), *agent.cost_critic.parameters()]
     optimizer = torch.optim.Adam(critic_parameters, lr=args.critic_learning_rate)
 
@@ -481,7 +478,8 @@ def train(args, checkpoint=None, make_env=make_env):
     for iteration in range(first, num_iterations + 1):
         # Sample
         if iteration == first or (args.save_every and (iteration - 1) % args.save_every == 0):
-            current_obs = np.stack([obs for obs, _ in [env.reset(seed=int(rng.integers(2**31))) for env in envs]])
+            resets = [env.reset(seed=int(rng.integers(2**31))) for env in envs]  # asks all workers, then waits for them
+            current_obs = np.stack([first_obs for first_obs, _ in resets])
             discounted_return = np.zeros(args.num_envs)
         agent.std.fill_(args.std_end + (args.std_start - args.std_end) * (1 - iteration / num_iterations))
         start_time, episodes = time.monotonic(), []
@@ -532,7 +530,7 @@ def train(args, checkpoint=None, make_env=make_env):
         value_loss, cost_value_loss = update_critics(agent, optimizer, b_obs, *estimates[2:], args)
 
         # Normalise the next iteration's observations and rewards by what has been seen so far. In the second half of a
-        # run the observations' moments stay: their drift would take a policy at the limit over it
+        # run the observations' moments stay: their drift could push a policy over the limit
         discounted_returns, discounted_return = discounted_sums(rewards, dones, discounted_return, args.gamma)
         seen = {"return": discounted_returns.ravel()}
         if 2 * iteration <= num_iterations:

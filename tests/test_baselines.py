@@ -845,7 +845,7 @@ DIFFERENCES = {
     ("cpo", "pcpo"): "TASK_SETTINGS Args CASES cpo_step pcpo_step update_policy",
     ("trpo", "trpo_lagrangian"): "TASK_SETTINGS Args check_args Agent.__init__ lagrangian_advantages update_multiplier"
     " update_policy train",
-    ("trpo_lagrangian", "pdo"): "TASK_SETTINGS lagrangian_advantages update_policy train",
+    ("trpo_lagrangian", "pdo"): "TASK_SETTINGS Args lagrangian_advantages update_policy train",
 }
 
 
@@ -866,7 +866,8 @@ def test_a_batch_without_a_cost_has_no_cost_advantages(name, monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_noise_of_the_first_checkpoint_is_the_one_that_training_starts_with(name):
     script = SCRIPTS[name]
-    args = script.Args(env_id="toy_env:Toy-v0", num_envs=2, num_steps=64, total_timesteps=256, critic_minibatches=4)
+    size = dict(num_envs=2, num_steps=64, total_timesteps=256, critic_minibatches=4)
+    args = script.Args(env_id="toy_env:Toy-v0", cost_limit=25, **size)
     agent = next(script.train(args))["checkpoint"]["agent"]
     assert agent["std"].item() == pytest.approx(args.std_start)
 
@@ -920,7 +921,8 @@ COLUMNS = {"TRPO": "trpo", "TRPO-L": "trpo_lagrangian", "CPO": "cpo", "PCPO": "p
 def test_the_settings_that_the_page_shows_are_the_scripts():
     assert f"| task | {' | '.join(COLUMNS)} |" in PAGE
     for task in trpo.TASK_SETTINGS:
-        settings = (SCRIPTS[name].TASK_SETTINGS[task] for name in COLUMNS.values())
+        scripts = [SCRIPTS[name] for name in COLUMNS.values()]
+        settings = [script.TASK_SETTINGS[task] or vars(script.Args()) for script in scripts]
         cells = (", ".join(str(x[key]) for key in ("target_kl", "lagrangian_lr") if key in x) for x in settings)
         assert f"| {task} | {' | '.join(cells)} |" in PAGE
 

@@ -269,7 +269,7 @@ def test_runs_of_other_tasks_lengths_and_settings_are_drawn_and_told_apart(tmp_p
 
 def test_settings_are_compared_as_numbers_and_a_missing_one_is_the_scripts_default(tmp_path):
     """In any order. None is a value too."""
-    more = [dict(beta=0), dict(beta=0.0), {}, dict(target_kl=0.1), dict(termination_cost=26), dict(termination_cost=0)]
+    more = [dict(beta=1), dict(beta=1.0), {}, dict(target_kl=0.1), dict(termination_cost=26), dict(termination_cost=0)]
     runs = [write_run(tmp_path / str(i), **settings) for i, settings in enumerate(more)]
     for order in (runs, runs[::-1]):
         loaded = {path.name: beside.load(path) for path in order}
@@ -510,6 +510,10 @@ def test_what_the_page_says_of_safety_gamma():
     assert f"{100 * (1 - ratios[0]):.0f} % lower in one pair and the same" in page() and abs(ratios[1] - 1) < 0.01
 
 
+def kept(task, algo, seed):
+    return ROOT / "results" / "field" / "runs" / f"{task}__{algo}__{seed}.csv"
+
+
 def test_what_the_page_says_of_cheetah_and_hopper():
     cheetah, hopper, _ = field.TASKS
     for task in (cheetah, hopper):
@@ -542,6 +546,28 @@ def test_what_the_page_says_of_cheetah_and_hopper():
     assert ends(hopper, "TRPO-L")[0, 0] < 1100  # its seed 1 stood still
     ((returned,), (cost,), (safe,)) = ends(cheetah, "CPO", 10)
     said = f"is at {returned:,.0f} on the cheetah, at a cost of {cost:.1f}. {100 * safe:.0f} % of its episodes are safe"
+    assert said in page()
+    ((returned,), (cost,), (safe,)) = ends(hopper, "CPO", 10)
+    before = curves.last_tenth(curves.read(kept(hopper, "CPO", "1-2M"))["episodic_return"])
+    published = {
+        x["algorithm"]: float(x["return_mean"])
+        for x in field.load(ROOT / "results" / "field")[1]
+        if x["task"] == hopper
+    }
+    said = (
+        f"is at {returned:,.0f} after 10^7 steps, below its {before:,.0f} after 2 million and far below the published "
+    )
+    said += f"{published['CPO']:,.0f}. Its cost is {cost:.1f}, with {100 * safe:.0f} % of the episodes safe"
+    assert said in page()
+    columns = curves.read(kept(hopper, "CPO", 1))
+    steps, lengths = columns["global_step"], columns["episodic_length"]
+    lengths = [lengths[(steps > 1e6 * i) & (steps <= 1e6 * (i + 1))].mean() for i in range(10)]
+    assert f"after {lengths[6]:.0f} of 1,000 steps in the seventh million" in page()
+    assert lengths[6] == min(lengths) and lengths[1] == max(lengths)
+    columns = curves.read(kept(hopper, "TRPO-L", 1))
+    early = slice(25, 225)  # 0.2 to 1.8 million steps
+    lengths, returns, costs = (columns[f"episodic_{x}"][early].mean() for x in ("length", "return", "cost"))
+    said = f"after {lengths:.0f} of 1,000 steps on average, with a return of {returns:.0f} at a cost of {costs:.0f}"
     assert said in page()
     over, own, other, other_return = held_out(cheetah)
     said = f"over the limit by {over:.1f} on average. The step made from it lowers the estimated cost of an episode by "

@@ -137,7 +137,7 @@ def test_the_episode_by_hand(episode):
     agree("nullified reward", nullified)
 
     (((_, values, next_values, *_), advantages),) = episode["gae"]
-    agree("error", nullified + 0.5 * next_values - values)
+    agree("TD error", nullified + 0.5 * next_values - values)
     agree("advantage A_t", advantages)
     weights, agent, minibatch, args = episode["update"]
     obs, actions, logprobs, b_advantages, returns, safety_targets = (x[minibatch[0][:, 0].argsort()] for x in minibatch)

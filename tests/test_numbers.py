@@ -86,7 +86,7 @@ TRIALS = table("scpo_trials.csv")
 BASELINE_TRIALS = table("baseline_trials.csv")
 SCPO, TRPO, CPO, KEEPER = scpo_continuous.Args(), trpo.Args(), cpo.Args(), scpo_run.RunArgs()
 FAST_RATE = scpo_continuous.FAST_SETTINGS["learning_rate"]
-UNKNOWN = scpo_continuous.TASK_SETTINGS["any other task"]
+UNKNOWN = {**vars(SCPO), **scpo_continuous.TASK_SETTINGS["any other task"]}
 BOX_SPEED = gym.spec("SafetyBallReachSlowBox-v0").kwargs["box_speed"]
 
 
@@ -570,8 +570,8 @@ CHECKS = {
         ("seed # costs #. With the default, the mean, it costs #, the most", lambda_of_95),
         ("One gradient norm of # holds", lambda: [SCPO.max_grad_norm]),
         ("only calls about 0, is #", lambda: [scpo_continuous.DELTA]),
-        ("seeds # to #, mean over the last # of # iterations, return", lambda: (101, 103, 100 / 10, 100)),
-        ("share of safe episodes. The cost limit is #", lambda: [TASKS[RUN].cost_limit]),
+        ("Seeds # to #. Each cell has .*? means over the last # of # iterations", lambda: (101, 103, 100 / 10, 100)),
+        ("means over the last .*? iterations. The cost limit is #", lambda: [TASKS[RUN].cost_limit]),
         ("A lambda of # was stopped at iteration #", lambda: (0.9, trial(101, "--safety-lambdas 0.9")["iteration"])),
         (
             r"\(Run, seed #: # / #, seed #: # / #\)",

@@ -400,7 +400,8 @@ def test_a_wrapper_that_normalises_and_is_not_saved_is_named(script, capsys):
         return env
 
     for make_env, times in ((with_wrapper, 1), (script.make_env, 0)):
-        args = script.Args(env_id=f"toy_env:Toy{'Choice' * (script is scpo_discrete)}-v0", num_envs=2, num_steps=64)
+        env_id = f"toy_env:Toy{'Choice' * (script is scpo_discrete)}-v0"
+        args = script.Args(env_id=env_id, cost_limit=25, num_envs=2, num_steps=64)
         args.total_timesteps, args.save_every, args.compile = 256, 0, False
         next(script.train(args, make_env=make_env))
         said = capsys.readouterr().err.splitlines()

@@ -15,6 +15,7 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import resource
 import runpy
 import shutil
@@ -414,11 +415,8 @@ def test_a_runs_revision_is_that_of_the_python_files(tmp_path):
 
 def test_weights_and_biases_gets_what_tensorboard_gets(tmp_path, monkeypatch):
     begun, told = [], []
-    wandb = SimpleNamespace(
-        login=lambda verify: verify,
-        init=lambda **kwargs: begun.append(kwargs),
-        log=lambda *args, step: told.append((*args, step)),
-    )
+    tracked = SimpleNamespace(log=lambda *args, step: told.append((*args, step)))
+    wandb = SimpleNamespace(login=lambda verify: verify, init=lambda **kwargs: begun.append(kwargs) or tracked)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     run("--runs-dir", tmp_path / "runs", "--track", "--wandb-project-name", "p", "--wandb-entity", "e")
     folder = only(tmp_path / "runs")
@@ -926,9 +924,32 @@ def test_it_trains_and_resumes_after_a_crash_to_the_last_bit(script, tmp_path, c
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_the_defaults_in_the_file_are_those_of_its_default_task(script):
+def test_each_named_task_sets_what_its_script_sets_by_task(script):
+    """Else a task of the paper would silently have Args' default, which is for any other task."""
     module = importlib.import_module(script)
-    assert module.Args() == module.Args(**module.TASK_SETTINGS[module.Args().env_id])
+    tasks = {
+        task: {*x} for task, x in module.TASK_SETTINGS.items() if task != "any other task" and "--fast" not in task
+    }
+    assert len({frozenset(names) for names in tasks.values()}) == 1 and module.Args().env_id in tasks
+    assert {"cost_limit", "total_timesteps"} < tasks[module.Args().env_id] and module.Args().cost_limit is None
+    with pytest.raises(ValueError, match="--cost-limit is needed"):
+        next(module.train(module.Args()))
+
+
+@pytest.mark.parametrize(
+    "given, taken",
+    [
+        ("SafetyPointGoal1-v0: Environment doesn't exist", "SafetyPointGoal1"),
+        ("safety_gymnasium:SafetyCarRun0Gymnasium-v0: mutable default", "SafetyCarRun0"),
+        ("scpo_envs.safety_gymnasium:SafetyPointGoal1-v0: reset must return obs, info", "SafetyPointGoal1"),
+        ("scpo_envs.safety_gymnasium:SafetyNoGymnasium-v0: doesn't exist", None),
+        ("SafetyMine-v0: --cost-limit is needed", None),
+        ("SafetyBallRun-v0: doesn't exist", None),
+    ],
+)
+def test_an_id_of_safety_gymnasium_that_fails_names_the_right_one(given, taken):
+    hint = f"; if it is one of Safety-Gymnasium, take scpo_envs.safety_gymnasium:{taken}Gymnasium-v0" if taken else ""
+    assert re.sub(scpo_run.WRONG_ID, scpo_run.RIGHT_ID, f"--env-id {given}") == f"--env-id {given}{hint}"
 
 
 @pytest.mark.parametrize("script", [script for script in SCRIPTS if "discrete" not in script])
