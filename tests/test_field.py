@@ -554,9 +554,7 @@ def test_what_the_page_says_of_cheetah_and_hopper():
         for x in field.load(ROOT / "results" / "field")[1]
         if x["task"] == hopper
     }
-    said = (
-        f"is at {returned:,.0f} after 10^7 steps, below its {before:,.0f} after 2 million and far below the published "
-    )
+    said = f"is at {returned:,.0f} after 10^7 steps, below the {before:,.0f} of a run of 2 million and far below the published "
     said += f"{published['CPO']:,.0f}. Its cost is {cost:.1f}, with {100 * safe:.0f} % of the episodes safe"
     assert said in page()
     columns = curves.read(kept(hopper, "CPO", 1))
