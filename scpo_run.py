@@ -158,10 +158,10 @@ def open_folder(args, script, checkpoint):
         folder = Path(args.resume) if checkpoint else new_folder(args, script)
         whole = all(os.path.getsize(folder / name) >= size for name, size in files.items() if name.endswith(".csv"))
         check(args, "resume", whole, "a run whose CSVs still have all rows that were there when last.pt was saved")
-        lock = open(folder / "config.json", "a")  # over NFS only a file opened for writing can be locked
+        lock = open(os.open(folder / "config.json", os.O_RDWR | os.O_CREAT, 0o666), "r+")  # NFS locks no read-only file
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, however it does
-        lock.truncate(0)
-        print(json.dumps({**settings, **made_by}, indent=2), file=lock, flush=True)
+        print(json.dumps({**settings, **made_by}, indent=2), file=lock, flush=True)  # on a full disk the old text stays
+        lock.truncate()
         for path in logs(folder):  # what was logged after the checkpoint goes
             os.truncate(path, files.get(path.name, 0))
     except BlockingIOError:

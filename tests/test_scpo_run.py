@@ -826,6 +826,14 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, happens):
     happens(5, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)))  # the kernel refuses every further byte
     assert ended(fork(tmp_path / "said", on_a_small_disk)) == errno.EFBIG
     happens(5, lambda: None)
+    config = only(tmp_path / "runs") / "config.json"
+    before = config.read_text()
+
+    def resume_on_a_small_disk():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        run("--resume", only(tmp_path / "runs"))
+
+    assert ended(fork(tmp_path / "said", resume_on_a_small_disk)) == 2 and config.read_text() == before
     run("--resume", only(tmp_path / "runs"))
     assert_same_run(only(tmp_path / "runs"), made(tmp_path / "whole"))
 
