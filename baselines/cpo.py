@@ -584,14 +584,15 @@ if __name__ == "__main__":
             print("There is no scpo_run.py to import: no checkpoints, no --resume, logs for TensorBoard in runs/")
             name = f"{args.env_id}__{__file__.split('/')[-1]}__{args.seed}__{int(time.time())}"
             writer = SummaryWriter("runs/" + name.replace(":", "-").replace("/", "-"))
+            writer.add_text("hyperparameters", json.dumps(vars(args), indent=4))
             for progress in train(args):
                 global_step = progress["checkpoint"]["iteration"] * args.num_envs * args.num_steps
                 scalars, episodes = progress.get("scalars", {}), progress.get("episodes", [])
                 for name in ("return", "cost", "safe") if episodes else ():
-                    scalars[f"episodic_{name}"] = np.mean([episode[name] for episode in episodes])
+                    scalars[f"charts/episodic_{name}"] = np.mean([episode[name] for episode in episodes])
                 for name, value in scalars.items():
                     writer.add_scalar(name, value, global_step)
-                print(global_step, *(f"{name} {x:.2f}" for name, x in scalars.items() if name.startswith("episodic")))
+                print(global_step, *(f"{name[7:]} {x:.2f}" for name, x in scalars.items() if "/episodic" in name))
             writer.close()
 
     run(train, Args, TASK_SETTINGS)

@@ -986,7 +986,11 @@ def test_copied_alone_into_an_empty_folder_it_trains_prints_and_logs(script, tmp
     assert all("episodic_return " in line and "episodic_cost " in line for line in lines[1:])
     assert only(tmp_path / "runs").name.split("__")[1:3] == ["renamed.py", "1"]
     tags = {tag for tag, step, _ in logged(only(tmp_path / "runs")) if step == 384}
-    assert {"episodic_return", "episodic_cost", "episodic_safe", "losses/value_loss"} <= tags
+    assert {f"charts/episodic_{name}" for name in ("return", "cost", "safe")} | {"losses/value_loss"} <= tags
+    events = EventAccumulator(str(only(tmp_path / "runs")))
+    events.Reload()
+    (text,) = events.Tensors("hyperparameters/text_summary")
+    assert '"cost_limit": ' in text.tensor_proto.string_val[0].decode()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
