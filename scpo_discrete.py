@@ -71,7 +71,7 @@ class Args:
     safety_vf_coef: float = 0.5  # weight of the safety critic's squared error
     max_grad_norm: float = 0.5  # norm that the gradient of all three networks together is scaled down to
     target_kl: Optional[float] = None  # no further epoch once the mean KL divergence of one exceeds this (None: never)
-    cost_limit: Optional[float] = None  # the paper's c_0: cost an episode may spend, undiscounted
+    cost_limit: Optional[float] = None  # the paper's c_0: cost an episode may spend, undiscounted (None: must be given)
     limit_factor: float = 1  # the limit begins this many times as large and is as given from half of the run on
     k: float = 4  # power of Q^c in the reward; 0: all counts; inf, with --safety-lambdas 1: only what is surely safe
     beta: float = 1  # weight of the cost term; with k 0 it needs --penalty always
