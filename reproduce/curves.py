@@ -6,9 +6,11 @@ an algorithm or a named run of studies.py.
 
 import csv
 import gzip
+import importlib
 import json
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,8 +125,22 @@ def revisions(settings):
     return settings.get("revisions") or [settings.get("revision", "")]
 
 
+@cache
+def defaults(script):
+    """Returns the defaults of a script's flags, which an older run lacks; none of a script that isn't here."""
+    places = {Path(place).name: place for place in ALGOS.values()}
+    if script not in places:
+        return {}
+    from scpo_run import RunArgs  # only now, since both import torch
+
+    module = importlib.import_module(places[script].removesuffix(".py").replace("/", "."))
+    return {**vars(module.Args()), **vars(RunArgs())}
+
+
 def plain(value):
-    """Returns a setting as a number where it is one: 0 and 0.0 are the same."""
+    """Returns a setting as numbers where it is some: 0 and 0.0 are the same, and so are a list and a tuple."""
+    if isinstance(value, (list, tuple)):
+        return [plain(x) for x in value]
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -132,11 +148,12 @@ def plain(value):
 
 
 def differences(ours, theirs, but=()):
-    """Says in words which settings of two runs differ; None is a setting that older runs left to the script."""
-    names = [name for name in ours if name in theirs and name not in (*NOT_SETTINGS, *but)]
-    names = [
-        name for name in names if None not in (ours[name], theirs[name]) and plain(ours[name]) != plain(theirs[name])
-    ]
+    """Says in words which settings of two runs differ. A flag that came after a run had its default there."""
+    left_out = {*NOT_SETTINGS, *but}
+    if "script" in ours and "script" in theirs and (ours.keys() ^ theirs.keys()) - left_out:
+        ours, theirs = ({**defaults(run["script"]), **run} for run in (ours, theirs))
+    names = [name for name in ours if name in theirs and name not in left_out]
+    names = [name for name in names if plain(ours[name]) != plain(theirs[name])]
     return ", ".join(f"{name} {ours[name]}, not {theirs[name]}" for name in names)
 
 

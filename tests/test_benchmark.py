@@ -307,6 +307,32 @@ def test_a_kept_curve_is_replaced_by_its_betters_alone(tmp_path):
     assert json.loads((results / "runs" / f"{name}.json").read_text())["k"] == 99
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        *(dict(norm_obs=True), dict(limit_factor=40), dict(reward_scale=0.02), dict(termination_cost=26)),
+        *(dict(log_std_init=-1), dict(fast=True), dict(target_kl=0.03)),
+    ],
+)
+def test_a_flag_that_came_after_a_kept_run_had_its_default_there(other, tmp_path):
+    """The kept run is one of the paper's, from before most of these flags; its target_kl is null."""
+    name, results = "SafetyBallRun-v0__SCPO__{}", tmp_path / "results"
+    kept = curves.config(ROOT / "results" / "runs" / f"{name.format(1)}.json")
+    assert kept.get(*other) is None
+    kept.pop("runs_dir")
+    today = json.loads(json.dumps({**vars(scpo.Args()), **kept}))
+    assert not curves.differences(kept, today) and not curves.differences(today, kept)
+    assert curves.differences({**kept, **other}, kept) and curves.differences({**today, **other}, kept)
+    assert curves.keep(attempt(tmp_path / "1", name.format(1), 100, **kept), name.format(1), results) == ""
+    made = attempt(tmp_path / "2", name.format(1), 101, **{**today, **other})
+    says = f"other settings: {next(iter(other))} "
+    said = curves.keep(made, name.format(1), results)
+    assert "not kept without --replace" in said and says in said
+    curves.keep(made, name.format(2), results)
+    with pytest.raises(curves.BadFile, match=says):
+        curves.load(results, "SafetyBallRun-v0", "SCPO", 100)
+
+
 def test_a_longer_run_of_the_same_settings_replaces_a_shorter_one(tmp_path):
     """As on the field's tasks, where a run of 10^7 steps is another run than one of 2 million."""
     name = "SafetyHopperVelocity-v1__SCPO__1"

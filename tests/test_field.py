@@ -270,6 +270,7 @@ def test_runs_of_other_tasks_lengths_and_settings_are_drawn_and_told_apart(tmp_p
 def test_settings_are_compared_as_numbers_and_a_missing_one_is_the_scripts_default(tmp_path):
     """In any order. None is a value too."""
     more = [dict(beta=1), dict(beta=1.0), {}, dict(target_kl=0.1), dict(termination_cost=26), dict(termination_cost=0)]
+    more[1]["safety_lambdas"] = [0, 1]
     runs = [write_run(tmp_path / str(i), **settings) for i, settings in enumerate(more)]
     for order in (runs, runs[::-1]):
         loaded = {path.name: beside.load(path) for path in order}
