@@ -304,6 +304,17 @@ def folder(flag, given, default):
     return path
 
 
+def make_folders(args):
+    """Makes the folders for runs and results, and ends with one line where nothing can be written there."""
+    for flag, path in (("--runs-dir", args.runs_dir), ("--results", args.results)):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            fail(f"{flag} is '{path}', but nothing can be written there: {error.strerror}")
+
+
 def parse(argv=None):
     """Returns the flags and the runs that they choose."""
     wide = argparse.RawDescriptionHelpFormatter
@@ -356,6 +367,8 @@ def parse(argv=None):
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     args, runs = parse(argv)
+    if not args.dry_run:
+        make_folders(args)
     refuse_mixtures(runs, args)
     runs = runs if args.one is None else [runs[args.one]]
     todo = [run for run in runs if run.done() < run.iterations]

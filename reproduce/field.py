@@ -150,6 +150,8 @@ def parse(argv):
 def main(argv=None):
     benchmark.PROGRAM = "field.py"
     args = parse(argv)
+    if not (args.dry_run or args.draw):
+        benchmark.make_folders(args)
     runs = [Run(task, algo, seed, args) for seed in args.seeds for task in args.tasks for algo in args.algos]
     todo = [] if args.draw else [run for run in runs if run.done() < run.iterations]
     if not args.draw:

@@ -16,7 +16,7 @@ import pytest
 
 import scpo_continuous as scpo
 import scpo_run
-from reproduce import benchmark, curves
+from reproduce import benchmark, curves, field
 from reproduce.studies import STUDIES
 
 ROOT = Path(__file__).parent.parent
@@ -223,6 +223,24 @@ def test_a_closed_pipe_is_no_fault(tmp_path):
 )
 def test_bad_input_gets_one_line_and_status_2(flags, says, capsys):
     assert says in refused(capsys, *flags)
+
+
+@pytest.mark.parametrize("flag", ["--runs-dir", "--results"])
+@pytest.mark.parametrize("engine", ["local", "slurm"])
+def test_a_folder_that_nothing_can_be_written_to_is_refused_first(flag, engine, tmp_path, capsys, monkeypatch):
+    """Before the measurement and the runs, which would fail or be lost one by one. The last one is a dangling link."""
+    monkeypatch.setattr(benchmark, "refuse_mixtures", lambda runs, args: pytest.fail("the folders come first"))
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for place, why in (("/proc/x", "No such file or directory"), (tmp_path / "link", "File exists")):
+        where = {"--runs-dir": tmp_path / "runs", "--results": tmp_path / "results", flag: place}
+        words = [str(word) for pair in where.items() for word in pair]
+        for command, more in ((benchmark.main, ["--engine", engine]), (field.main, [])):
+            with pytest.raises(SystemExit) as stop:
+                command([*words, *more])
+            said = capsys.readouterr()
+            assert stop.value.code == 2 and not said.out and said.err.count("\n") == 1
+            assert said.err.endswith(f": {flag} is '{place}', but nothing can be written there: {why}\n")
+            monkeypatch.setattr(benchmark, "PROGRAM", "benchmark.sh")
 
 
 # Runs of other settings or other code -------------------------------------------------------------------------------
