@@ -270,7 +270,7 @@ def keep(run, args):
     """Keeps a run's curve if it is as long as asked for. Returns what went wrong, "" if nothing did."""
     try:
         said = curves.keep(run.attempt(), run.name, args.results, args.replace) if run.done() >= run.iterations else ""
-    except (OSError, curves.BadFile) as error:
+    except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     if said:
         say(said)

@@ -7,6 +7,7 @@ an algorithm or a named run of studies.py.
 import csv
 import gzip
 import importlib
+import io
 import json
 import os
 import sys
@@ -83,13 +84,23 @@ def fail(program, message):
     raise SystemExit(2)
 
 
+def write(path, text):
+    """Writes a file as a whole or not at all: beside it, then in place."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)  # there after an error alone
+
+
 def read(path):
     """Returns {column: array} of a CSV file of numbers, without a last line that was cut off."""
     try:
         lines = Path(path).read_text().splitlines(keepends=True)
-    except (OSError, UnicodeDecodeError) as error:
+        head, *rows = list(csv.reader(line for line in lines if line.endswith("\n"))) or [[]]
+    except (OSError, ValueError, csv.Error) as error:
         raise BadFile(f"{path} can't be read ({getattr(error, 'strerror', 'not a text file')})")
-    head, *rows = list(csv.reader(line for line in lines if line.endswith("\n"))) or [[]]
     if not rows:
         raise BadFile(f"{path} has no complete row")
     try:
@@ -171,7 +182,7 @@ def keep(attempt, name, results, replace=False):
     for row in zip(*(progress[column] for column in columns)):
         rows.append(",".join(f"{value:.5g}" if value < 1e5 else f"{value:.0f}" for value in row))
     files = {path: "\n".join(rows) + "\n", path.with_suffix(".json"): json.dumps(settings, indent=2) + "\n"}
-    same = path.exists() and path.read_text() == files[path]
+    same = path.exists() and path.read_bytes() == files[path].encode()
     said, had, have = "", 0 if same else length(path), len(progress["iteration"])
     if had:
         old = config(path.with_suffix(".json"))
@@ -184,9 +195,7 @@ def keep(attempt, name, results, replace=False):
             return f"{name}: not kept without --replace, {path} has {said}"
         said = f"{name}: replaces {said}"
     for target, text in files.items():
-        partial = target.with_name(f".{target.name}.{os.getpid()}")
-        partial.write_text(text)
-        os.replace(partial, target)
+        write(target, text)
     return said
 
 
@@ -249,7 +258,8 @@ def write_rows(path, rows):
         for name, x in row.items():
             parts = zip((name, f"{name} low", f"{name} high"), x if isinstance(x, tuple) else (x,))
             flat[-1].update({part: f"{x:.6g}" if isinstance(x, float) else x for part, x in parts})
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(flat)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    write(path, file.getvalue())

@@ -8,7 +8,7 @@ python -m reproduce.plot RUN RUN ... draws any runs beside each other instead, i
 """
 
 import argparse
-import csv
+import io
 import re
 from pathlib import Path
 
@@ -232,7 +232,7 @@ def write_blocks(path, blocks):
             text += f"\n{begin}\n{end}\n"
         before, after = text.split(begin)[0], text.split(end)[1]
         text = "\n".join([before + begin, "", *lines, "", end + after])
-    path.write_text(text)
+    curves.write(path, text)
 
 
 # Figures ------------------------------------------------------------------------------------------------------------
@@ -286,9 +286,10 @@ def save(figure, path):
     """Writes PATH.png in 256 colours and PATH.svg with lines of one decimal: half of the size, and the same to see."""
     figure.savefig(f"{path}.png", dpi=80)
     Image.open(f"{path}.png").convert("RGB").quantize(dither=Image.Dither.NONE).save(f"{path}.png", optimize=True)
-    figure.savefig(f"{path}.svg", metadata={"Date": None})
-    svg = Path(f"{path}.svg")
-    svg.write_text(re.sub(r"^L .*", lambda line: re.sub(r"(\.\d)\d+", r"\1", line[0]), svg.read_text(), flags=re.M))
+    svg = io.StringIO()
+    figure.savefig(svg, format="svg", metadata={"Date": None})
+    short = re.sub(r"^L .*", lambda line: re.sub(r"(\.\d)\d+", r"\1", line[0]), svg.getvalue(), flags=re.M)
+    curves.write(Path(f"{path}.svg"), short)
     plt.close(figure)
 
 
@@ -339,10 +340,7 @@ def measure_targets(results):
 
 
 def write_columns(path, columns):
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([f"{x:.6g}" for x in row] for row in zip(*columns.values()))
+    curves.write_rows(path, [dict(zip(columns, map(float, row))) for row in zip(*columns.values())])
 
 
 def draw_velocity(results):

@@ -16,7 +16,7 @@ import pytest
 
 import scpo_continuous as scpo
 import scpo_run
-from reproduce import benchmark, curves, field
+from reproduce import benchmark, curves, field, plot
 from reproduce.studies import STUDIES
 
 ROOT = Path(__file__).parent.parent
@@ -351,6 +351,22 @@ def test_a_flag_that_came_after_a_kept_run_had_its_default_there(other, tmp_path
         curves.load(results, "SafetyBallRun-v0", "SCPO", 100)
 
 
+ODD = {"no text": b"\xff\n1\n", "a long field": b"x" * 200_000 + b"\n1\n", "NUL": b"a\0,b\n1\0,2\n"}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_an_odd_kept_file_gives_way_and_the_other_curves_are_kept(odd, tmp_path, capsys):
+    names = [f"CartSafe-v0__SCPO__{seed}" for seed in (1, 2)]
+    runs = [benchmark.Run("CartSafe-v0", "SCPO", seed, 20, tmp_path / "made") for seed in (1, 2)]
+    for run in runs:
+        attempt(tmp_path / "made", run.name, 20)
+    (tmp_path / "runs").mkdir()
+    for ending in ("csv", "json"):
+        (tmp_path / "runs" / f"{names[0]}.{ending}").write_bytes(odd)
+    assert not benchmark.keep_complete(runs, SimpleNamespace(results=tmp_path, replace=False))
+    assert curve_lengths(tmp_path / "runs") == dict.fromkeys(names, 20)
+
+
 def test_a_longer_run_of_the_same_settings_replaces_a_shorter_one(tmp_path):
     """As on the field's tasks, where a run of 10^7 steps is another run than one of 2 million."""
     name = "SafetyHopperVelocity-v1__SCPO__1"
@@ -379,21 +395,33 @@ def test_only_what_is_missing_is_made(capsys, tmp_path, monkeypatch):
         assert "0 runs, 0 of them complete" in capsys.readouterr().out
 
 
-def test_a_full_disk_leaves_the_kept_curve_whole(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path, made: curves.keep(made, "CartSafe-v0__SCPO__1", path.parent.parent),
+        lambda path, made: curves.write_rows(path, [dict(iteration=3, cost=9)]),
+        lambda path, made: plot.write_columns(path, dict(iteration=[3, 4], cost=[8, 9])),
+        lambda path, made: plot.write_blocks(path, {"a": ["b"]}),
+        lambda path, made: plot.save(plot.plt.figure(), path),
+    ],
+)
+def test_a_full_disk_leaves_what_was_there_whole(write, tmp_path, monkeypatch):
     name, results = "CartSafe-v0__SCPO__1", tmp_path / "results"
     curves.keep(attempt(tmp_path / "short", name, 20), name, results)
+    path, longer, write_text = results / "runs" / f"{name}.csv", attempt(tmp_path / "long", name, 150), Path.write_text
+    path.with_name(f"{path.name}.svg").write_text("a figure")
     before = {path.name: path.read_text() for path in (results / "runs").iterdir()}
-    longer, write = attempt(tmp_path / "long", name, 150), Path.write_text
 
     def half(path, text):
-        write(path, text[: len(text) // 2])
+        write_text(path, text[: len(text) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", half)
     with pytest.raises(OSError):
-        curves.keep(longer, name, results)
+        write(path, longer)
     monkeypatch.undo()
-    assert {path.name: path.read_text() for path in (results / "runs").iterdir() if path.name in before} == before
+    left = [path for path in (results / "runs").iterdir() if path.suffix != ".png"]
+    assert {path.name: path.read_text() for path in left} == before
     assert curve_lengths(results) == {name: 20}
 
 

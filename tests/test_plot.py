@@ -70,6 +70,7 @@ def test_a_last_line_that_was_cut_off_is_dropped(tmp_path):
         ("iteration,cost\n1,2\n1\n", "isn't a table of numbers"),
         ("iteration,cost\n1,2,3\n", "isn't a table of numbers"),
         (b"\xff\xfe\x00\n", "can't be read (not a text file)"),
+        pytest.param("x" * 200_000 + "\n1\n", "can't be read (not a text file)", id="long"),
         (None, "can't be read (No such file or directory)"),
     ],
 )

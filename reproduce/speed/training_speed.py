@@ -91,7 +91,7 @@ def main():
         if args.keep_first:
             rows = {key: row for key, row in rows.items() if key not in kept or key[1] != args.scripts[0]}
         curves.write_rows(
-            args.csv, sorted({**kept, **rows}.values(), key=lambda row: list(curves.TASKS).index(row["task"]))
+            Path(args.csv), sorted({**kept, **rows}.values(), key=lambda row: list(curves.TASKS).index(row["task"]))
         )
 
 
