@@ -25,7 +25,7 @@ def header(width, name, env):
     The bar's scale ends at twice the limit, and a line marks the limit.
     """
     image = Image.new("RGB", (width, HEADER), "white")
-    draw, colour = ImageDraw.Draw(image), GREEN if env.spent <= env.cost_limit else RED
+    draw, colour = ImageDraw.Draw(image), GREEN if evaluate.within_limit(env) else RED
     draw.text((8, 2), name, "black", ImageFont.load_default(22))
     draw.text((100, 4), f"step {env.length}, return {round(env.episodic_return)}", "black", ImageFont.load_default(16))
     draw.text((100, 23), f"cost {env.spent:g}, limit {env.cost_limit:g}", colour, ImageFont.load_default(16))
@@ -59,9 +59,12 @@ def frames(run, seed, every):
             path.append((drawn.unwrapped.position, YELLOW if info["cost"] == 0 else RED))
         if (drawn.length - 1) % every and "episode" not in info:
             continue
-        picture = drawn.render()
-        if not isinstance(picture, np.ndarray):
-            raise ValueError(f"{env.spec.id} can't be filmed: its render() returns no picture")
+        try:
+            picture = drawn.render()
+            if not isinstance(picture, np.ndarray):
+                raise ValueError("its render() returns no picture")
+        except Exception as error:
+            raise ValueError(f"{env.spec.id} can't be filmed: {error!r}") from error
         frame = Image.new("RGB", (picture.shape[1], picture.shape[0] + HEADER))
         frame.paste(header(frame.width, name, drawn), (0, 0))
         frame.paste(Image.fromarray(picture[..., :3]), (0, HEADER))

@@ -60,6 +60,11 @@ def held_out(run, count):
     missing = [x for x in script.Args.__dataclass_fields__ if x not in checkpoint["args"]]
     if missing:
         raise ValueError(f"RUN: {run} is older than the script and has no {missing[0]}")
+    missing = [x for x in ("optimizer", "torch_rng", "numpy_rng") if x not in checkpoint]
+    if missing:
+        raise ValueError(
+            f"RUN: {run} has no {missing[0]}, so nothing goes on from it; take the last.pt of a run's folder"
+        )
     args = script.Args(**{x: checkpoint["args"][x] for x in script.Args.__dataclass_fields__})
     agents, batches = sample(script, args, checkpoint, count)
     rows = []
