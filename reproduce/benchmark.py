@@ -317,9 +317,7 @@ def make_folders(args):
 
 def parse(argv=None):
     """Returns the flags and the runs that they choose."""
-    wide = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="benchmark.sh", description=__doc__, formatter_class=wide)
-    parser.error = lambda message: fail(message.replace("argument ", ""))
+    parser = curves.parser("benchmark.sh", __doc__)
     add = parser.add_argument
     add("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
     add("--algos", nargs="+", choices=ALGOS, metavar="ALGO", help=", ".join(ALGOS))

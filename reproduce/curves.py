@@ -4,6 +4,7 @@ A kept run is results/runs/TASK__LABEL__SEED.csv, some columns of its progress.c
 an algorithm or a named run of studies.py.
 """
 
+import argparse
 import csv
 import gzip
 import importlib
@@ -82,6 +83,14 @@ def fail(program, message):
     """Answers bad input: one line, exit status 2."""
     print(f"{program}: {' '.join(str(message).split())}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def parser(program, about):
+    """Returns a reader of flags that takes no abbreviations, and answers bad input with one line."""
+    wide = argparse.RawDescriptionHelpFormatter
+    made = argparse.ArgumentParser(prog=program, description=about, formatter_class=wide, allow_abbrev=False)
+    made.error = lambda message: fail(program, message.replace("argument ", ""))
+    return made
 
 
 def write(path, text):

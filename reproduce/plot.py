@@ -7,7 +7,6 @@ and listed as missing. Tables go between their marks in results/README.md, the c
 python -m reproduce.plot RUN RUN ... draws any runs beside each other instead, into --figure, and prints their table.
 """
 
-import argparse
 import io
 import re
 from pathlib import Path
@@ -434,9 +433,7 @@ def make(results, cap):
 
 
 def main(argv=None):
-    wide = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="plot.py", description=__doc__, formatter_class=wide)
-    parser.error = lambda message: curves.fail("plot.py", message.replace("argument ", ""))
+    parser = curves.parser("plot.py", __doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="folders of runs, or kept curves (NAME.csv)")
     parser.add_argument("--figure", type=Path, default=Path("beside"), help="of RUN RUN ...: where, without an ending")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that has runs/TASK__ALGO__SEED.csv")

@@ -16,7 +16,7 @@ import pytest
 
 import scpo_continuous as scpo
 import scpo_run
-from reproduce import benchmark, curves, field, plot
+from reproduce import benchmark, curves, field, film, held_out, plot, search
 from reproduce.studies import STUDIES
 
 ROOT = Path(__file__).parent.parent
@@ -241,6 +241,25 @@ def test_a_folder_that_nothing_can_be_written_to_is_refused_first(flag, engine, 
             assert stop.value.code == 2 and not said.out and said.err.count("\n") == 1
             assert said.err.endswith(f": {flag} is '{place}', but nothing can be written there: {why}\n")
             monkeypatch.setattr(benchmark, "PROGRAM", "benchmark.sh")
+
+
+@pytest.mark.parametrize(
+    "main, line",
+    [
+        (benchmark.main, "--engine slurm --dry"),  # would go into the job, which then does nothing
+        (field.main, "--dry"),
+        (plot.main, "--results /nowhere --iter 9"),
+        (search.main, "CartSafe-v0 --trial 0"),
+        (held_out.main, "RUN --batch 3"),
+        (film.main, "RUN --wid 200"),
+    ],
+)
+def test_flags_have_their_whole_names(main, line, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(line.split())
+    said = capsys.readouterr().err
+    benchmark.PROGRAM = "benchmark.sh"
+    assert stop.value.code == 2 and said.count("\n") == 1 and "unrecognized arguments: --" in said
 
 
 # Runs of other settings or other code -------------------------------------------------------------------------------

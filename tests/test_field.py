@@ -412,9 +412,11 @@ def test_the_scripts_take_the_fields_commands(task, algo):
 @pytest.mark.parametrize(
     "argv, says",
     [
-        ("--jobs 0", "--jobs is 0, but must be at least 1"),
-        ("--num-workers 0", "--num-workers is 0, but must be at least 1"),
-        ("--total-timesteps 10", "--total-timesteps is 10, but must be at least 10000"),
+        ("--jobs 0", "--jobs is 0, but must be in [1, 10000]"),
+        ("--num-workers 0", "--num-workers is 0, but must be in [1, 8]"),
+        ("--num-workers 9", "--num-workers is 9, but must be in [1, 8]"),
+        ("--total-timesteps 10", "--total-timesteps is 10, but must be in [10000, 1000000000000000]"),
+        (f"--total-timesteps {10**15 + 1}", f"--total-timesteps is {10**15 + 1}, but must be in"),
         ("--tasks Ball", "invalid choice: 'Ball'"),
         ("--seeds x", "invalid int value: 'x'"),
         ("--seeds -1", "--seeds has -1, but must be in [0, 2^31)"),
@@ -428,6 +430,13 @@ def test_bad_input_gets_one_line(argv, says, tmp_path, capsys, monkeypatch):
         field.main([*(argv.split() or ["--runs-dir", str(tmp_path)])])
     said = capsys.readouterr().err
     assert stop.value.code == 2 and said.count("\n") == 1 and said.startswith("field.py: ") and says in said
+
+
+def test_what_is_named_twice_is_made_once(tmp_path, capsys):
+    words = ["--dry-run", "--runs-dir", str(tmp_path), "--seeds", "1", "2", "1"]
+    words += ["--tasks", *2 * ["SafetyHopperVelocity-v1"], "--algos", "CPO", "SCPO", "CPO"]
+    field.main([*words])
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_a_trial_has_its_settings_limit_and_outcome():

@@ -6,12 +6,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from PIL import Image, ImageColor
+from toy_env import Toy
 
 import baselines.trpo
 import scpo_continuous
 import scpo_run
 from reproduce import film
-from toy_env import Toy
 
 
 @pytest.mark.parametrize("spent, colour, filled", [(0, film.GREEN, 0), (25, film.GREEN, 0.5), (30, film.RED, 0.6)])
