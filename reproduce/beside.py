@@ -12,7 +12,7 @@ import numpy as np
 
 from reproduce import curves
 from reproduce.curves import last_tenth
-from reproduce.plot import COLOURS, plt, save, table, thinned, with_range
+from reproduce.plot import COLOURS, frame, plt, save, table, thinned, with_range
 
 METRICS = {"episodic_return": "return", "episodic_cost": "cost", "safe_episode_rate": "safe"}
 TABLE = "task, run, seeds, million steps, return, cost, limit, safe, steps/s, minutes"
@@ -88,12 +88,8 @@ def draw(path, runs, published=()):
             for final in [final for final in published if final["task"] == task and f"{name}_mean" in final]:
                 colour = COLOURS[labels.index(final["label"])] if final["label"] in labels else "grey"
                 axis.plot(10, float(final[f"{name}_mean"]), "o", markersize=4, fillstyle="none", color=colour)
-            axis.set_title(f"{task}: {'safe episodes' if name == 'safe' else name}", fontsize=9)
-            axis.grid(alpha=0.3)
+            frame(axis, f"{task}: {name.replace('safe', 'safe episodes')}", group[0].limit if name == "cost" else None)
         panels[0].legend(fontsize=6)
-        panels[1].axhline(group[0].limit, color="black", linestyle="-.", linewidth=0.8)
-        panels[1].set_yscale("symlog", linthresh=max(group[0].limit, 1e-3))
-        panels[1].set_ylim(bottom=0)
         panels[2].set_ylim(-0.03, 1.03)
     said = "a line a run, means of some iterations; cost limit dash-dotted"
     said += "; circles: published finals at 10 million" if published else ""

@@ -243,28 +243,36 @@ def thinned(x, blocks=100):
     return x[..., : x.shape[-1] // size * size].reshape(*x.shape[:-1], -1, size).mean(-1)
 
 
+def frame(axis, title, limit=None):
+    """Title and grid of a panel; of a cost's, with its limit, that one dash-dotted and an axis from 0 too."""
+    axis.set_title(title, fontsize=9)
+    axis.grid(alpha=0.3)
+    if limit is not None:
+        axis.axhline(limit, color="black", linestyle="-.", linewidth=0.8)
+        axis.set_yscale("symlog", linthresh=max(limit, 1e-3))
+        axis.set_ylim(bottom=0)
+
+
+def band(axis, steps, values, label, **look):
+    """Mean over the seeds, values (seeds, iterations), with their range shaded."""
+    steps, values, seeds = thinned(steps), thinned(values), "1 seed" if len(values) == 1 else f"{len(values)} seeds"
+    axis.plot(steps, values.mean(0), label=f"{label} ({seeds})", **look)
+    axis.fill_between(steps, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
+
+
 def panel(axis, task, groups, metric, published):
     """Mean over the seeds with their range shaded, the published curve dashed, the cost limit dash-dotted."""
     name, title = METRICS[metric]
     for label, runs in groups.items():
-        steps, values = thinned(1e-6 * runs["global_step"][0]), thinned(runs[metric])
         colour, line = STYLES[label]
         look = dict(color=colour, linestyle=line, linewidth=2 if label == "SCPO" else 1.1)
-        seeds = "1 seed" if len(values) == 1 else f"{len(values)} seeds"
-        axis.plot(steps, values.mean(0), label=f"{label.replace('_', ' ')} ({seeds})", **look)
-        axis.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        band(axis, 1e-6 * runs["global_step"][0], runs[metric], label.replace("_", " "), **look)
         if (task, label, name) in published:
             at, curve = published[task, label, name]
             shown = at <= runs["iteration"].shape[1]
             steps = 1e-6 * runs["global_step"][0, 0] * at[shown]
             axis.plot(thinned(steps), thinned(curve[shown]), "--", color=colour, linewidth=1, alpha=0.8)
-    axis.set_title(f"{task[:-3]}: {title}", fontsize=9)
-    axis.grid(alpha=0.3)
-    if name == "cost":
-        limit = TASKS[task].cost_limit
-        axis.axhline(limit, color="black", linestyle="-.", linewidth=0.8)
-        axis.set_yscale("symlog", linthresh=limit)
-        axis.set_ylim(bottom=0)
+    frame(axis, f"{task[:-3]}: {title}", TASKS[task].cost_limit if name == "cost" else None)
     if name == "return":
         axis.legend(fontsize=6)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from reproduce import curves, fast, field, plot
+from reproduce import beside, curves, fast, field, plot
 from reproduce.studies import STUDIES
 
 ROOT = Path(__file__).parent.parent
@@ -341,6 +341,28 @@ def test_a_panel_has_a_line_a_group_its_range_and_the_published_curve():
     plot.panel(axis, RUN, groups, "episodic_cost", {})
     assert 25 in axis.lines[-1].get_ydata()
     plot.plt.close(figure)
+
+
+def test_the_panels_of_all_figures_are_alike(monkeypatch):
+    """Titles of one size, a grid, and where costs are drawn the limit dash-dotted and an axis from 0."""
+    figures, published = [], curves.load_published()
+    for module in (plot, beside):
+        monkeypatch.setattr(module, "save", lambda figure, path: figures.append(figure))
+    groups = fast.load(ROOT / "results")[RUN]
+    fast.draw("fast", {RUN: groups}, published)
+    plot.draw("campaign", [[(RUN, {"SCPO": groups["SCPO"]}, metric) for metric in plot.METRICS]], published)
+    beside.draw("beside", [beside.load(ROOT / "results" / "runs" / f"{RUN}__SCPO__1.csv")])
+    costs = [axis for figure in figures for axis in figure.axes if axis.get_title().endswith(": cost")]
+    assert len(costs) == len(figures) == 3
+    for axis in [axis for figure in figures for axis in figure.axes]:
+        assert axis.title.get_fontsize() == 9 and axis.get_xgridlines()[0].get_visible(), axis.get_title()
+    for axis in costs:
+        limits = [line for line in axis.lines if line.get_linestyle() == "-." and set(line.get_ydata()) == {25}]
+        assert len(limits) == 1 and axis.get_yscale() == "symlog" and axis.get_ylim()[0] == 0
+    bands = [len(axis.collections) for axis in costs]
+    assert bands == [2, 1, 0]  # a seed a line in the last one
+    for figure in figures:
+        plot.plt.close(figure)
 
 
 def test_what_is_drawn_are_means_of_blocks():
