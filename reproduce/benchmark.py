@@ -100,8 +100,10 @@ def git(*words):
 
 
 def same_code(revision, other):
-    """Whether the algorithms are the same at two revisions, as git tells."""
-    return revision == other or git("diff", "--quiet", revision, other, "--", *ALGORITHM_CODE)[0] == 0
+    """Whether the algorithms are the same at two revisions, as git tells; it can't tell of what isn't committed."""
+    if revision == other:
+        return not revision.endswith("-dirty")
+    return git("diff", "--quiet", revision, other, "--", *ALGORITHM_CODE)[0] == 0
 
 
 def here():
@@ -135,7 +137,8 @@ def refuse_mixtures(runs, args):
             fail(f"{attempt} has other settings: {other}; move it away{way}")
         for made_by in curves.revisions(settings):
             if not args.any_revision and not same_code(made_by, revision):
-                fail(f"{attempt} was made by revision {made_by}, not {revision}; move it, or mix by --any-revision")
+                other = "whose changes may be others than today's" if made_by == revision else f"not {revision}"
+                fail(f"{attempt} was made by revision {made_by}, {other}; move it, or mix by --any-revision")
 
 
 def measured_seconds(runs, stop):
@@ -358,6 +361,8 @@ def parse(argv=None):
     if args.missing:
         kept = args.results / "runs"
         runs = [run for run in runs if curves.length(kept / f"{run.name}.csv") < run.iterations]
+    if args.one is not None and not 0 <= args.one < len(runs):
+        fail(f"--one is {args.one}, but there are {len(runs)} runs")
     args.jobs = max(1, min(args.jobs, len(runs)))
     return args, runs
 

@@ -79,10 +79,10 @@ def say(*lines):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def fail(program, message):
+def fail(program, message, status=2):
     """Answers bad input: one line, exit status 2."""
     print(f"{program}: {' '.join(str(message).split())}", file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(status)
 
 
 def parser(program, about):

@@ -149,6 +149,8 @@ def parse(argv):
 def main(argv=None):
     benchmark.PROGRAM = "field.py"
     args = parse(argv)
+    if args.draw and not list(args.results.glob("runs/*__*__*.csv")):
+        benchmark.fail(f"--results {args.results} has no runs/TASK__ALGO__SEED.csv")
     if not (args.dry_run or args.draw):
         benchmark.make_folders(args)
     runs = [Run(task, algo, seed, args) for seed in args.seeds for task in args.tasks for algo in args.algos]

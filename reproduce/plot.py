@@ -440,30 +440,36 @@ def make(results, cap):
     return {**blocks, **fast_blocks, **field.make(results / "field")}
 
 
+def folder(text):
+    """Returns a folder's path. Path would take "" for the folder that we are in."""
+    if not text:
+        raise ValueError
+    return Path(text)
+
+
 def main(argv=None):
     parser = curves.parser("plot.py", __doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="folders of runs, or kept curves (NAME.csv)")
     parser.add_argument("--figure", type=Path, default=Path("beside"), help="of RUN RUN ...: where, without an ending")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that has runs/TASK__ALGO__SEED.csv")
+    parser.add_argument("--results", type=folder, default=RESULTS, help="folder that has runs/TASK__ALGO__SEED.csv")
     parser.add_argument("--iterations", type=int, help="compare so many first iterations instead of full-length runs")
     parser.add_argument("--measure", choices=("velocity", "targets"), help="make this CSV anew first")
-    parser.add_argument("--runs-dir", type=Path, default=ROOT / "runs/benchmark", help="for --measure velocity")
+    parser.add_argument("--runs-dir", type=folder, default=ROOT / "runs/benchmark", help="for --measure velocity")
     args = parser.parse_args(argv)
     for flag in ("iterations", "measure", "results") if args.runs else ["figure"]:
         if getattr(args, flag) != parser.get_default(flag):
             curves.fail("plot.py", f"--{flag} is for a call {'without' if args.runs else 'with'} RUN")
-    if args.runs:
-        from reproduce import beside  # it draws with what is above
-
-        try:
-            return say(*beside.main(args.runs, args.figure))
-        except (curves.BadFile, OSError) as error:
-            curves.fail("plot.py", error)
+    if args.figure.name in ("", ".."):
+        curves.fail("plot.py", f"--figure is {args.figure}, but must be a file's name without an ending")
     if args.iterations is not None and args.iterations < 1:
         curves.fail("plot.py", f"--iterations is {args.iterations}, but must be at least 1")
-    if not list(args.results.glob("runs/*__*__*.csv")):
+    if not (args.runs or list(args.results.glob("runs/*__*__*.csv"))):
         curves.fail("plot.py", f"--results {args.results} has no runs/TASK__ALGO__SEED.csv")
     try:
+        if args.runs:
+            from reproduce import beside  # it draws with what is above
+
+            return say(*beside.main(args.runs, args.figure))
         if args.measure == "targets":
             measure_targets(args.results)
         if args.measure == "velocity":
@@ -471,6 +477,8 @@ def main(argv=None):
         blocks = make(args.results, args.iterations)
     except (curves.BadFile, OSError) as error:
         curves.fail("plot.py", error)
+    except KeyboardInterrupt:
+        curves.fail("plot.py", "interrupted", 130)
     for name, lines in blocks.items():
         say(f"\n{name}", *lines)
 

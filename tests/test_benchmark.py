@@ -49,7 +49,14 @@ with open(folder / "progress.csv", "r+") as file:
         if stop:
             raise SystemExit(128 + stop[0])
 """
+HERE = benchmark.here
 LAUNCH = "from reproduce import benchmark; benchmark.measured_seconds = lambda runs, stop: {}; benchmark.main()"
+
+
+@pytest.fixture(autouse=True)
+def committed(monkeypatch):
+    """These tests are no others while the code is being changed."""
+    monkeypatch.setattr(benchmark, "here", lambda: HERE().removesuffix("-dirty"))
 
 
 @pytest.fixture
@@ -217,6 +224,8 @@ def test_a_closed_pipe_is_no_fault(tmp_path):
         (["--results", f"{__file__}/results"], "but must be a folder"),
         (["--runs-dir", "x" * 300], "x', but must be a folder"),
         (["--study", "box", "--algos", "CPO"], "--study has runs of its own"),
+        (["--one", "104"], "--one is 104, but there are 104 runs"),
+        (["--one", "-1"], "--one is -1, but there are 104 runs"),
         (["--tasks", "Ball"], "--tasks: invalid choice: 'Ball'"),
         (["--tasks", "CartSafe-v0", "--algos", "CPO"], "leave no run"),
     ],
@@ -304,7 +313,7 @@ def test_code_of_another_revision_is_not_mixed_in_unasked(capsys, tmp_path, monk
         revisions.append(benchmark.here())
     assert benchmark.same_code(revisions[0], revisions[1]) and not benchmark.same_code(revisions[0], revisions[2])
     (tmp_path / "scpo_discrete.py").write_text("3")
-    assert benchmark.here() == revisions[2] + "-dirty"
+    assert HERE() == revisions[2] + "-dirty"
     subprocess.run([*git, "checkout", "-q", "."], check=True)
 
     where = ["--runs-dir", tmp_path / "runs", "--tasks", "CartSafe-v0", "--algos", "SCPO", "--seeds", 1, "--dry-run"]
@@ -314,6 +323,11 @@ def test_code_of_another_revision_is_not_mixed_in_unasked(capsys, tmp_path, monk
         (made / "config.json").write_text(json.dumps(named))
         assert f"was made by revision {revisions[1]}, not {revisions[2]}" in refused(capsys, *where)
         assert "--resume" in commands(capsys, *where, "--any-revision")[0]
+    monkeypatch.setattr(benchmark, "here", HERE)
+    (tmp_path / "scpo_discrete.py").write_text("4")  # changed twice since the commit, maybe
+    (made / "config.json").write_text(json.dumps(dict(revision=HERE())))
+    assert f"by revision {revisions[2]}-dirty, whose changes may be others than today's" in refused(capsys, *where)
+    assert "--resume" in commands(capsys, *where, "--any-revision")[0]
 
 
 def test_a_kept_curve_is_replaced_by_its_betters_alone(tmp_path):
@@ -571,7 +585,7 @@ def test_a_real_run_is_stopped_at_its_iterations_and_would_go_on(monkeypatch, ca
     assert curves.config(results / "runs" / f"{name}.json")["k"] == 0
     assert (results / "campaign.png").stat().st_size > 10_000
     assert "CartSafe-v0 | PPO" in (results / "README.md").read_text()
-    (command,) = commands(capsys, *narrow)
+    (command,) = commands(capsys, *narrow, "--any-revision")
     assert command[1:] == ["--resume", str(last.parent)]
 
 

@@ -355,6 +355,7 @@ def toys(monkeypatch):
     monkeypatch.setattr(field, "BY_TASK", {"SafetyHopperVelocity-v1": dict(beta=3)})
     monkeypatch.setattr(field, "find_spec", lambda name: True)
     monkeypatch.setattr(benchmark, "PROGRAM", "benchmark.sh")
+    monkeypatch.setattr(benchmark, "same_code", lambda revision, other: revision == other)  # changed code too
     monkeypatch.setitem(curves.ONE_THREAD, "PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
@@ -421,6 +422,7 @@ def test_the_scripts_take_the_fields_commands(task, algo):
         ("--seeds x", "invalid int value: 'x'"),
         ("--seeds -1", "--seeds has -1, but must be in [0, 2^31)"),
         ("--runs-dir /dev/null/x", "--runs-dir is '/dev/null/x', but must be a folder"),
+        ("--draw --results /nowhere", "--results /nowhere has no runs/TASK__ALGO__SEED.csv"),
         ("", "Safety-Gymnasium isn't installed; docs/field.md says how"),
     ],
 )

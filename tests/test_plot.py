@@ -139,6 +139,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path, fault, capsys):
         ["--iterations", "0"],
         ["--iterations", "x"],
         ["--results", "/nowhere"],
+        ["--results", ""],
+        ["--figure", "", "RUN"],
+        ["--figure", "x/..", "RUN"],
         ["--measure", "x"],
         ["--figure", "x"],
         *(
@@ -152,6 +155,19 @@ def test_bad_input_gets_one_line_and_status_2(flags, capsys):
         plot.main(flags)
     said = capsys.readouterr().err
     assert stop.value.code == 2 and said.count("\n") == 1 and flags[0] in said
+    assert flags[1] or flags[0] == "--figure" or "invalid folder value: ''" in said
+
+
+@pytest.mark.parametrize("argv", [[], ["RUN"]])
+def test_ctrl_c_gets_one_line_and_status_130(argv, monkeypatch, capsys):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plot, "make", interrupted)
+    monkeypatch.setattr(beside, "main", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        plot.main(argv)
+    assert stop.value.code == 130 and capsys.readouterr().err == "plot.py: interrupted\n"
 
 
 def test_seeds_of_other_settings_are_not_averaged(tmp_path, capsys):
