@@ -151,6 +151,11 @@ def as_text(results, run):
     return "\n".join(lines)
 
 
+def within_limit(env):
+    """Whether the cost of an episode so far is within the limit, as training judges it: 0.1 + 0.1 + 0.1 keeps 0.3."""
+    return env.spent <= env.cost_limit * (1 + 1e-9)
+
+
 def film(path, env, policy, seed, modes, max_steps):
     """Films an episode in each mode. Raises ValueError, which says why, if that fails.
 
@@ -166,7 +171,7 @@ def film(path, env, policy, seed, modes, max_steps):
             text += f", speed {np.hypot(*task.velocity[:2]):.2f} m/s, limit {task.speed_limit:g}"
         image = Image.fromarray(np.pad(picture[..., :3], ((60, 0), (0, 0), (0, 0)), constant_values=255))
         draw, width = ImageDraw.Draw(image), image.width - 16
-        colour = "darkgreen" if cost <= limit else "crimson"
+        colour = "darkgreen" if within_limit(drawn) else "crimson"
         draw.text((8, 3), f"{text}\ncost {cost:g}, limit {limit:g}", colour, ImageFont.load_default(14))
         draw.rectangle((8, 45, 8 + width * min(cost / max(limit, 1e-8), 1), 53), colour)
         draw.rectangle((8, 45, 8 + width, 53), outline="black")  # full at the limit

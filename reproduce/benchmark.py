@@ -100,8 +100,10 @@ def git(*words):
 
 
 def same_code(revision, other):
-    """Whether the algorithms are the same at two revisions, as git tells."""
-    return revision == other or git("diff", "--quiet", revision, other, "--", *ALGORITHM_CODE)[0] == 0
+    """Whether the algorithms are the same at two revisions, as git tells; it can't tell of what isn't committed."""
+    if revision == other:
+        return not revision.endswith("-dirty")
+    return git("diff", "--quiet", revision, other, "--", *ALGORITHM_CODE)[0] == 0
 
 
 def here():
@@ -135,7 +137,8 @@ def refuse_mixtures(runs, args):
             fail(f"{attempt} has other settings: {other}; move it away{way}")
         for made_by in curves.revisions(settings):
             if not args.any_revision and not same_code(made_by, revision):
-                fail(f"{attempt} was made by revision {made_by}, not {revision}; move it, or mix by --any-revision")
+                other = "whose changes may be others than today's" if made_by == revision else f"not {revision}"
+                fail(f"{attempt} was made by revision {made_by}, {other}; move it, or mix by --any-revision")
 
 
 def measured_seconds(runs, stop):
@@ -270,7 +273,7 @@ def keep(run, args):
     """Keeps a run's curve if it is as long as asked for. Returns what went wrong, "" if nothing did."""
     try:
         said = curves.keep(run.attempt(), run.name, args.results, args.replace) if run.done() >= run.iterations else ""
-    except (OSError, curves.BadFile) as error:
+    except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     if said:
         say(said)
@@ -304,11 +307,20 @@ def folder(flag, given, default):
     return path
 
 
+def make_folders(args):
+    """Makes the folders for runs and results, and ends with one line where nothing can be written there."""
+    for flag, path in (("--runs-dir", args.runs_dir), ("--results", args.results)):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            fail(f"{flag} is '{path}', but nothing can be written there: {error.strerror}")
+
+
 def parse(argv=None):
     """Returns the flags and the runs that they choose."""
-    wide = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="benchmark.sh", description=__doc__, formatter_class=wide)
-    parser.error = lambda message: fail(message.replace("argument ", ""))
+    parser = curves.parser("benchmark.sh", __doc__)
     add = parser.add_argument
     add("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
     add("--algos", nargs="+", choices=ALGOS, metavar="ALGO", help=", ".join(ALGOS))
@@ -349,6 +361,8 @@ def parse(argv=None):
     if args.missing:
         kept = args.results / "runs"
         runs = [run for run in runs if curves.length(kept / f"{run.name}.csv") < run.iterations]
+    if args.one is not None and not 0 <= args.one < len(runs):
+        fail(f"--one is {args.one}, but there are {len(runs)} runs")
     args.jobs = max(1, min(args.jobs, len(runs)))
     return args, runs
 
@@ -356,6 +370,8 @@ def parse(argv=None):
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     args, runs = parse(argv)
+    if not args.dry_run:
+        make_folders(args)
     refuse_mixtures(runs, args)
     runs = runs if args.one is None else [runs[args.one]]
     todo = [run for run in runs if run.done() < run.iterations]

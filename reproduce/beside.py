@@ -5,7 +5,6 @@ same script or --exp-name and the same settings share a colour, as seeds of one 
 says which.
 """
 
-import importlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +12,7 @@ import numpy as np
 
 from reproduce import curves
 from reproduce.curves import last_tenth
-from reproduce.plot import COLOURS, plt, save, table, thinned, with_range
-from scpo_run import RunArgs
+from reproduce.plot import COLOURS, frame, plt, save, table, thinned, with_range
 
 METRICS = {"episodic_return": "return", "episodic_cost": "cost", "safe_episode_rate": "safe"}
 TABLE = "task, run, seeds, million steps, return, cost, limit, safe, steps/s, minutes"
@@ -43,15 +41,6 @@ def load(path, label=None):
     )
 
 
-def defaults(script):
-    """Returns the defaults of a script's flags, which an older run lacks; none of a script that isn't here."""
-    try:
-        module = importlib.import_module(script if script.startswith("scpo_") else f"baselines.{script}")
-    except ImportError:
-        return {}
-    return {**vars(module.Args()), **vars(RunArgs())}
-
-
 def tell_apart(runs):
     """Adds to a label the settings that differ among the runs of a task that have it."""
     groups = {}
@@ -59,7 +48,7 @@ def tell_apart(runs):
         groups.setdefault((run.task, run.label), []).append(run)
     for group in groups.values():
         names = [x for x in dict.fromkeys(x for run in group for x in run.settings) if x not in NOT_SETTINGS]
-        whole = [{**defaults(Path(run.settings["script"]).stem), **run.settings} for run in group]
+        whole = [{**curves.defaults(run.settings["script"]), **run.settings} for run in group]
         differing = [x for x in names if len({str(curves.plain(settings.get(x))) for settings in whole}) > 1]
         for run, settings in zip(group, whole):
             run.label += "".join(f", {x} {settings.get(x, 'not recorded')}" for x in differing)
@@ -99,12 +88,8 @@ def draw(path, runs, published=()):
             for final in [final for final in published if final["task"] == task and f"{name}_mean" in final]:
                 colour = COLOURS[labels.index(final["label"])] if final["label"] in labels else "grey"
                 axis.plot(10, float(final[f"{name}_mean"]), "o", markersize=4, fillstyle="none", color=colour)
-            axis.set_title(f"{task}: {'safe episodes' if name == 'safe' else name}", fontsize=9)
-            axis.grid(alpha=0.3)
+            frame(axis, f"{task}: {name.replace('safe', 'safe episodes')}", group[0].limit if name == "cost" else None)
         panels[0].legend(fontsize=6)
-        panels[1].axhline(group[0].limit, color="black", linestyle="-.", linewidth=0.8)
-        panels[1].set_yscale("symlog", linthresh=max(group[0].limit, 1e-3))
-        panels[1].set_ylim(bottom=0)
         panels[2].set_ylim(-0.03, 1.03)
     said = "a line a run, means of some iterations; cost limit dash-dotted"
     said += "; circles: published finals at 10 million" if published else ""

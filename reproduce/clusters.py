@@ -41,8 +41,7 @@ def submit_to_slurm(runs, args, argv):
     if args.dry_run:
         return say(script)
     path = args.runs_dir / "slurm.sh"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(script)
+    curves.write(path, script)
     try:
         status = subprocess.run(["sbatch", path]).returncode
     except FileNotFoundError:

@@ -4,11 +4,15 @@ A kept run is results/runs/TASK__LABEL__SEED.csv, some columns of its progress.c
 an algorithm or a named run of studies.py.
 """
 
+import argparse
 import csv
 import gzip
+import importlib
+import io
 import json
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,19 +79,37 @@ def say(*lines):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def fail(program, message):
+def fail(program, message, status=2):
     """Answers bad input: one line, exit status 2."""
     print(f"{program}: {' '.join(str(message).split())}", file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(status)
+
+
+def parser(program, about):
+    """Returns a reader of flags that takes no abbreviations, and answers bad input with one line."""
+    wide = argparse.RawDescriptionHelpFormatter
+    made = argparse.ArgumentParser(prog=program, description=about, formatter_class=wide, allow_abbrev=False)
+    made.error = lambda message: fail(program, message.replace("argument ", ""))
+    return made
+
+
+def write(path, text):
+    """Writes a file as a whole or not at all: beside it, then in place."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)  # there after an error alone
 
 
 def read(path):
     """Returns {column: array} of a CSV file of numbers, without a last line that was cut off."""
     try:
         lines = Path(path).read_text().splitlines(keepends=True)
-    except (OSError, UnicodeDecodeError) as error:
+        head, *rows = list(csv.reader(line for line in lines if line.endswith("\n"))) or [[]]
+    except (OSError, ValueError, csv.Error) as error:
         raise BadFile(f"{path} can't be read ({getattr(error, 'strerror', 'not a text file')})")
-    head, *rows = list(csv.reader(line for line in lines if line.endswith("\n"))) or [[]]
     if not rows:
         raise BadFile(f"{path} has no complete row")
     try:
@@ -123,8 +145,22 @@ def revisions(settings):
     return settings.get("revisions") or [settings.get("revision", "")]
 
 
+@cache
+def defaults(script):
+    """Returns the defaults of a script's flags, which an older run lacks; none of a script that isn't here."""
+    places = {Path(place).name: place for place in ALGOS.values()}
+    if script not in places:
+        return {}
+    from scpo_run import RunArgs  # only now, since both import torch
+
+    module = importlib.import_module(places[script].removesuffix(".py").replace("/", "."))
+    return {**vars(module.Args()), **vars(RunArgs())}
+
+
 def plain(value):
-    """Returns a setting as a number where it is one: 0 and 0.0 are the same."""
+    """Returns a setting as numbers where it is some: 0 and 0.0 are the same, and so are a list and a tuple."""
+    if isinstance(value, (list, tuple)):
+        return [plain(x) for x in value]
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -132,11 +168,12 @@ def plain(value):
 
 
 def differences(ours, theirs, but=()):
-    """Says in words which settings of two runs differ; None is a setting that older runs left to the script."""
-    names = [name for name in ours if name in theirs and name not in (*NOT_SETTINGS, *but)]
-    names = [
-        name for name in names if None not in (ours[name], theirs[name]) and plain(ours[name]) != plain(theirs[name])
-    ]
+    """Says in words which settings of two runs differ. A flag that came after a run had its default there."""
+    left_out = {*NOT_SETTINGS, *but}
+    if "script" in ours and "script" in theirs and (ours.keys() ^ theirs.keys()) - left_out:
+        ours, theirs = ({**defaults(run["script"]), **run} for run in (ours, theirs))
+    names = [name for name in ours if name in theirs and name not in left_out]
+    names = [name for name in names if plain(ours[name]) != plain(theirs[name])]
     return ", ".join(f"{name} {ours[name]}, not {theirs[name]}" for name in names)
 
 
@@ -154,7 +191,7 @@ def keep(attempt, name, results, replace=False):
     for row in zip(*(progress[column] for column in columns)):
         rows.append(",".join(f"{value:.5g}" if value < 1e5 else f"{value:.0f}" for value in row))
     files = {path: "\n".join(rows) + "\n", path.with_suffix(".json"): json.dumps(settings, indent=2) + "\n"}
-    same = path.exists() and path.read_text() == files[path]
+    same = path.exists() and path.read_bytes() == files[path].encode()
     said, had, have = "", 0 if same else length(path), len(progress["iteration"])
     if had:
         old = config(path.with_suffix(".json"))
@@ -167,9 +204,7 @@ def keep(attempt, name, results, replace=False):
             return f"{name}: not kept without --replace, {path} has {said}"
         said = f"{name}: replaces {said}"
     for target, text in files.items():
-        partial = target.with_name(f".{target.name}.{os.getpid()}")
-        partial.write_text(text)
-        os.replace(partial, target)
+        write(target, text)
     return said
 
 
@@ -232,7 +267,8 @@ def write_rows(path, rows):
         for name, x in row.items():
             parts = zip((name, f"{name} low", f"{name} high"), x if isinstance(x, tuple) else (x,))
             flat[-1].update({part: f"{x:.6g}" if isinstance(x, float) else x for part, x in parts})
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(flat)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    write(path, file.getvalue())

@@ -10,7 +10,7 @@ import numpy as np
 
 from reproduce import curves, plot
 from reproduce.curves import ALGOS, FAST, ROOT, TASKS, last_tenth, rows_of
-from reproduce.plot import reached, table, thinned, with_range
+from reproduce.plot import reached, table, with_range
 
 PAGE = ROOT / "docs" / "fast-settings.md"
 FINALS = "task, settings, million steps, seeds, return, published return, cost, published cost, limit, safe, "
@@ -168,16 +168,11 @@ def draw(path, groups, published):
             name = plot.METRICS[metric][0]
             for label in [label for label in LOOKS if label in groups[task]]:
                 runs, (said, colour) = groups[task][label], LOOKS[label]
-                steps, values = thinned(runs["global_step"][0]), thinned(runs[metric])
-                axis.plot(steps, values.mean(0), color=colour, label=f"{said} ({len(values)} seeds)")
-                axis.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+                plot.band(axis, runs["global_step"][0], runs[metric], said, color=colour)
             at, curve = published[task, "SCPO", name]
             axis.plot(32768 * at, curve, "--", color="black", linewidth=1, label="published")
-            axis.set(title=f"{task[:-3]}: {name}", xscale="log", xlim=(32768, None))
-            axis.grid(alpha=0.3)
-        axes[1, column].axhline(TASKS[task].cost_limit, color="black", linestyle="-.", linewidth=0.8)
-        axes[1, column].set_yscale("symlog", linthresh=TASKS[task].cost_limit)
-        axes[1, column].set_ylim(bottom=0)
+            axis.set(xscale="log", xlim=(32768, None))
+            plot.frame(axis, f"{task[:-3]}: {name}", TASKS[task].cost_limit if name == "cost" else None)
         axes[0, column].legend(fontsize=6)
     figure.supxlabel(
         "environment steps (mean, range of the seeds shaded; published dashed; limit dash-dotted)", fontsize=9

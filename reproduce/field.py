@@ -5,7 +5,6 @@ tables from what is kept there. A complete run is skipped, an interrupted one re
 Ctrl-C (which lets each run finish its iteration and save) or a reboot. docs/field.md says how to install the tasks.
 """
 
-import argparse
 import shlex
 from importlib.util import find_spec
 
@@ -120,9 +119,7 @@ def make(results):
 
 
 def parse(argv):
-    wide = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="field.py", description=__doc__, formatter_class=wide)
-    parser.error = lambda message: benchmark.fail(message.replace("argument ", ""))
+    parser = curves.parser("field.py", __doc__)
     add = parser.add_argument
     add("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK", help=", ".join(TASKS))
     add("--algos", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="ALGO", help=", ".join(SETTINGS))
@@ -137,11 +134,13 @@ def parse(argv):
     add("--replace", action="store_true", help="keep runs in place of those of other settings")
     add("--any-revision", action="store_true", help="count and resume runs that another revision's code has made")
     args = parser.parse_args(argv)
-    for name, least in (("jobs", 1), ("num_workers", 1), ("total_timesteps", 10**4)):
-        if getattr(args, name) < least:
+    num_envs = min(settings["num_envs"] for settings in SETTINGS.values())
+    for name, least, most in (("jobs", 1, 10**4), ("num_workers", 1, num_envs), ("total_timesteps", 10**4, 10**15)):
+        if not least <= getattr(args, name) <= most:
             flag = name.replace("_", "-")
-            benchmark.fail(f"--{flag} is {getattr(args, name)}, but must be at least {least}")
+            benchmark.fail(f"--{flag} is {getattr(args, name)}, but must be in [{least}, {most}]")
     benchmark.check_seeds(args.seeds)
+    args.seeds, args.tasks, args.algos = (list(dict.fromkeys(x)) for x in (args.seeds, args.tasks, args.algos))
     args.runs_dir = benchmark.folder("--runs-dir", args.runs_dir, None)
     args.results = benchmark.folder("--results", args.results, None)
     return args
@@ -150,6 +149,10 @@ def parse(argv):
 def main(argv=None):
     benchmark.PROGRAM = "field.py"
     args = parse(argv)
+    if args.draw and not list(args.results.glob("runs/*__*__*.csv")):
+        benchmark.fail(f"--results {args.results} has no runs/TASK__ALGO__SEED.csv")
+    if not (args.dry_run or args.draw):
+        benchmark.make_folders(args)
     runs = [Run(task, algo, seed, args) for seed in args.seeds for task in args.tasks for algo in args.algos]
     todo = [] if args.draw else [run for run in runs if run.done() < run.iterations]
     if not args.draw:

@@ -4,7 +4,6 @@ RUN is a run's folder or a checkpoint in it, of any script whose task can draw i
 --seed decides, with the mean action. The same command makes the same film.
 """
 
-import argparse
 from itertools import zip_longest
 
 import gymnasium as gym
@@ -12,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 import evaluate
+from reproduce import curves
 from reproduce.curves import ALGOS, RESULTS, fail, say
 
 HEADER = 64  # pixels above each picture
@@ -25,7 +25,7 @@ def header(width, name, env):
     The bar's scale ends at twice the limit, and a line marks the limit.
     """
     image = Image.new("RGB", (width, HEADER), "white")
-    draw, colour = ImageDraw.Draw(image), GREEN if env.spent <= env.cost_limit else RED
+    draw, colour = ImageDraw.Draw(image), GREEN if evaluate.within_limit(env) else RED
     draw.text((8, 2), name, "black", ImageFont.load_default(22))
     draw.text((100, 4), f"step {env.length}, return {round(env.episodic_return)}", "black", ImageFont.load_default(16))
     draw.text((100, 23), f"cost {env.spent:g}, limit {env.cost_limit:g}", colour, ImageFont.load_default(16))
@@ -59,9 +59,12 @@ def frames(run, seed, every):
             path.append((drawn.unwrapped.position, YELLOW if info["cost"] == 0 else RED))
         if (drawn.length - 1) % every and "episode" not in info:
             continue
-        picture = drawn.render()
-        if not isinstance(picture, np.ndarray):
-            raise ValueError(f"{env.spec.id} can't be filmed: its render() returns no picture")
+        try:
+            picture = drawn.render()
+            if not isinstance(picture, np.ndarray):
+                raise ValueError("its render() returns no picture")
+        except Exception as error:
+            raise ValueError(f"{env.spec.id} can't be filmed: {error!r}") from error
         frame = Image.new("RGB", (picture.shape[1], picture.shape[0] + HEADER))
         frame.paste(header(frame.width, name, drawn), (0, 0))
         frame.paste(Image.fromarray(picture[..., :3]), (0, HEADER))
@@ -92,13 +95,12 @@ def film(path, runs, seed, every, width):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="reproduce.film", description=__doc__)
+    parser = curves.parser("reproduce.film", __doc__)
     parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's folder or a checkpoint, from left to right")
     parser.add_argument("--out", default=str(RESULTS / "film.gif"), help="FILE.gif (default: results/film.gif)")
     parser.add_argument("--seed", type=int, default=10_000, help="of the episode (default: 10000)")
     parser.add_argument("--every", type=int, default=3, help="steps from picture to picture (default: 3)")
     parser.add_argument("--width", type=int, default=800, help="pixels of the whole film (default: 800)")
-    parser.error = lambda message: fail("reproduce.film", message.replace("argument ", ""))
     args = parser.parse_args(argv)
     try:
         for name, least, most in (("seed", 0, 2**31 - 1), ("every", 1, 10_000), ("width", 100, 4000)):

@@ -7,7 +7,6 @@ batch to results/held_out.csv, and prints the means. Costs are those of an episo
 change of a step times its length. Returns are in standard deviations of the advantage.
 """
 
-import argparse
 import copy
 from functools import partial
 from importlib import import_module
@@ -60,6 +59,11 @@ def held_out(run, count):
     missing = [x for x in script.Args.__dataclass_fields__ if x not in checkpoint["args"]]
     if missing:
         raise ValueError(f"RUN: {run} is older than the script and has no {missing[0]}")
+    missing = [x for x in ("optimizer", "torch_rng", "numpy_rng") if x not in checkpoint]
+    if missing:
+        raise ValueError(
+            f"RUN: {run} has no {missing[0]}, so nothing goes on from it; take the last.pt of a run's folder"
+        )
     args = script.Args(**{x: checkpoint["args"][x] for x in script.Args.__dataclass_fields__})
     agents, batches = sample(script, args, checkpoint, count)
     rows = []
@@ -75,9 +79,7 @@ def held_out(run, count):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="reproduce.held_out", description=__doc__.split("\n\n")[0])
-    fail = partial(curves.fail, "reproduce.held_out")
-    parser.error = lambda message: fail(message.replace("argument ", ""))
+    fail, parser = partial(curves.fail, "reproduce.held_out"), curves.parser("reproduce.held_out", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--batches", type=int, default=12, help="2 or more; default: 12")
     args = parser.parse_args(argv)

@@ -7,8 +7,7 @@ and listed as missing. Tables go between their marks in results/README.md, the c
 python -m reproduce.plot RUN RUN ... draws any runs beside each other instead, into --figure, and prints their table.
 """
 
-import argparse
-import csv
+import io
 import re
 from pathlib import Path
 
@@ -232,7 +231,7 @@ def write_blocks(path, blocks):
             text += f"\n{begin}\n{end}\n"
         before, after = text.split(begin)[0], text.split(end)[1]
         text = "\n".join([before + begin, "", *lines, "", end + after])
-    path.write_text(text)
+    curves.write(path, text)
 
 
 # Figures ------------------------------------------------------------------------------------------------------------
@@ -244,28 +243,36 @@ def thinned(x, blocks=100):
     return x[..., : x.shape[-1] // size * size].reshape(*x.shape[:-1], -1, size).mean(-1)
 
 
+def frame(axis, title, limit=None):
+    """Title and grid of a panel; of a cost's, with its limit, that one dash-dotted and an axis from 0 too."""
+    axis.set_title(title, fontsize=9)
+    axis.grid(alpha=0.3)
+    if limit is not None:
+        axis.axhline(limit, color="black", linestyle="-.", linewidth=0.8)
+        axis.set_yscale("symlog", linthresh=max(limit, 1e-3))
+        axis.set_ylim(bottom=0)
+
+
+def band(axis, steps, values, label, **look):
+    """Mean over the seeds, values (seeds, iterations), with their range shaded."""
+    steps, values, seeds = thinned(steps), thinned(values), "1 seed" if len(values) == 1 else f"{len(values)} seeds"
+    axis.plot(steps, values.mean(0), label=f"{label} ({seeds})", **look)
+    axis.fill_between(steps, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
+
+
 def panel(axis, task, groups, metric, published):
     """Mean over the seeds with their range shaded, the published curve dashed, the cost limit dash-dotted."""
     name, title = METRICS[metric]
     for label, runs in groups.items():
-        steps, values = thinned(1e-6 * runs["global_step"][0]), thinned(runs[metric])
         colour, line = STYLES[label]
         look = dict(color=colour, linestyle=line, linewidth=2 if label == "SCPO" else 1.1)
-        seeds = "1 seed" if len(values) == 1 else f"{len(values)} seeds"
-        axis.plot(steps, values.mean(0), label=f"{label.replace('_', ' ')} ({seeds})", **look)
-        axis.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        band(axis, 1e-6 * runs["global_step"][0], runs[metric], label.replace("_", " "), **look)
         if (task, label, name) in published:
             at, curve = published[task, label, name]
             shown = at <= runs["iteration"].shape[1]
             steps = 1e-6 * runs["global_step"][0, 0] * at[shown]
             axis.plot(thinned(steps), thinned(curve[shown]), "--", color=colour, linewidth=1, alpha=0.8)
-    axis.set_title(f"{task[:-3]}: {title}", fontsize=9)
-    axis.grid(alpha=0.3)
-    if name == "cost":
-        limit = TASKS[task].cost_limit
-        axis.axhline(limit, color="black", linestyle="-.", linewidth=0.8)
-        axis.set_yscale("symlog", linthresh=limit)
-        axis.set_ylim(bottom=0)
+    frame(axis, f"{task[:-3]}: {title}", TASKS[task].cost_limit if name == "cost" else None)
     if name == "return":
         axis.legend(fontsize=6)
 
@@ -286,9 +293,10 @@ def save(figure, path):
     """Writes PATH.png in 256 colours and PATH.svg with lines of one decimal: half of the size, and the same to see."""
     figure.savefig(f"{path}.png", dpi=80)
     Image.open(f"{path}.png").convert("RGB").quantize(dither=Image.Dither.NONE).save(f"{path}.png", optimize=True)
-    figure.savefig(f"{path}.svg", metadata={"Date": None})
-    svg = Path(f"{path}.svg")
-    svg.write_text(re.sub(r"^L .*", lambda line: re.sub(r"(\.\d)\d+", r"\1", line[0]), svg.read_text(), flags=re.M))
+    svg = io.StringIO()
+    figure.savefig(svg, format="svg", metadata={"Date": None})
+    short = re.sub(r"^L .*", lambda line: re.sub(r"(\.\d)\d+", r"\1", line[0]), svg.getvalue(), flags=re.M)
+    curves.write(Path(f"{path}.svg"), short)
     plt.close(figure)
 
 
@@ -339,10 +347,7 @@ def measure_targets(results):
 
 
 def write_columns(path, columns):
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([f"{x:.6g}" for x in row] for row in zip(*columns.values()))
+    curves.write_rows(path, [dict(zip(columns, map(float, row))) for row in zip(*columns.values())])
 
 
 def draw_velocity(results):
@@ -435,32 +440,36 @@ def make(results, cap):
     return {**blocks, **fast_blocks, **field.make(results / "field")}
 
 
+def folder(text):
+    """Returns a folder's path. Path would take "" for the folder that we are in."""
+    if not text:
+        raise ValueError
+    return Path(text)
+
+
 def main(argv=None):
-    wide = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="plot.py", description=__doc__, formatter_class=wide)
-    parser.error = lambda message: curves.fail("plot.py", message.replace("argument ", ""))
+    parser = curves.parser("plot.py", __doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="folders of runs, or kept curves (NAME.csv)")
     parser.add_argument("--figure", type=Path, default=Path("beside"), help="of RUN RUN ...: where, without an ending")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that has runs/TASK__ALGO__SEED.csv")
+    parser.add_argument("--results", type=folder, default=RESULTS, help="folder that has runs/TASK__ALGO__SEED.csv")
     parser.add_argument("--iterations", type=int, help="compare so many first iterations instead of full-length runs")
     parser.add_argument("--measure", choices=("velocity", "targets"), help="make this CSV anew first")
-    parser.add_argument("--runs-dir", type=Path, default=ROOT / "runs/benchmark", help="for --measure velocity")
+    parser.add_argument("--runs-dir", type=folder, default=ROOT / "runs/benchmark", help="for --measure velocity")
     args = parser.parse_args(argv)
     for flag in ("iterations", "measure", "results") if args.runs else ["figure"]:
         if getattr(args, flag) != parser.get_default(flag):
             curves.fail("plot.py", f"--{flag} is for a call {'without' if args.runs else 'with'} RUN")
-    if args.runs:
-        from reproduce import beside  # it draws with what is above
-
-        try:
-            return say(*beside.main(args.runs, args.figure))
-        except (curves.BadFile, OSError) as error:
-            curves.fail("plot.py", error)
+    if args.figure.name in ("", ".."):
+        curves.fail("plot.py", f"--figure is {args.figure}, but must be a file's name without an ending")
     if args.iterations is not None and args.iterations < 1:
         curves.fail("plot.py", f"--iterations is {args.iterations}, but must be at least 1")
-    if not list(args.results.glob("runs/*__*__*.csv")):
+    if not (args.runs or list(args.results.glob("runs/*__*__*.csv"))):
         curves.fail("plot.py", f"--results {args.results} has no runs/TASK__ALGO__SEED.csv")
     try:
+        if args.runs:
+            from reproduce import beside  # it draws with what is above
+
+            return say(*beside.main(args.runs, args.figure))
         if args.measure == "targets":
             measure_targets(args.results)
         if args.measure == "velocity":
@@ -468,6 +477,8 @@ def main(argv=None):
         blocks = make(args.results, args.iterations)
     except (curves.BadFile, OSError) as error:
         curves.fail("plot.py", error)
+    except KeyboardInterrupt:
+        curves.fail("plot.py", "interrupted", 130)
     for name, lines in blocks.items():
         say(f"\n{name}", *lines)
 

@@ -262,9 +262,7 @@ def check_trial(task, given, steps):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="reproduce.search", description=__doc__.split("\n\n")[0])
-    fail = partial(curves.fail, "reproduce.search")
-    parser.error = lambda message: fail(message.replace("argument ", ""))
+    fail, parser = partial(curves.fail, "reproduce.search"), curves.parser("reproduce.search", __doc__)
     add = parser.add_argument
     add("task", choices=[*TASKS, *field.TASKS])
     add("--trials", type=int, default=40, help="that the task's journal holds in the end")
@@ -274,6 +272,7 @@ def main(argv=None):
     add("--try", dest="given", type=value_of, nargs="+", metavar="NAME=VALUE", default=[], help=told)
     add("--changes", action="store_true", help="instead: what each change of --fast does alone")
     args = parser.parse_args(argv)
+    args.seeds = list(dict.fromkeys(args.seeds))
     if not all(101 <= seed < 2**31 for seed in args.seeds):
         fail(f"--seeds is {args.seeds}, but each must be in [101, 2^31); lower ones make the figures")
     if args.trials < 1:

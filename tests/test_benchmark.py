@@ -16,7 +16,7 @@ import pytest
 
 import scpo_continuous as scpo
 import scpo_run
-from reproduce import benchmark, curves
+from reproduce import benchmark, curves, field, film, held_out, plot, search
 from reproduce.studies import STUDIES
 
 ROOT = Path(__file__).parent.parent
@@ -49,7 +49,14 @@ with open(folder / "progress.csv", "r+") as file:
         if stop:
             raise SystemExit(128 + stop[0])
 """
+HERE = benchmark.here
 LAUNCH = "from reproduce import benchmark; benchmark.measured_seconds = lambda runs, stop: {}; benchmark.main()"
+
+
+@pytest.fixture(autouse=True)
+def committed(monkeypatch):
+    """These tests are no others while the code is being changed."""
+    monkeypatch.setattr(benchmark, "here", lambda: HERE().removesuffix("-dirty"))
 
 
 @pytest.fixture
@@ -217,12 +224,51 @@ def test_a_closed_pipe_is_no_fault(tmp_path):
         (["--results", f"{__file__}/results"], "but must be a folder"),
         (["--runs-dir", "x" * 300], "x', but must be a folder"),
         (["--study", "box", "--algos", "CPO"], "--study has runs of its own"),
+        (["--one", "104"], "--one is 104, but there are 104 runs"),
+        (["--one", "-1"], "--one is -1, but there are 104 runs"),
         (["--tasks", "Ball"], "--tasks: invalid choice: 'Ball'"),
         (["--tasks", "CartSafe-v0", "--algos", "CPO"], "leave no run"),
     ],
 )
 def test_bad_input_gets_one_line_and_status_2(flags, says, capsys):
     assert says in refused(capsys, *flags)
+
+
+@pytest.mark.parametrize("flag", ["--runs-dir", "--results"])
+@pytest.mark.parametrize("engine", ["local", "slurm"])
+def test_a_folder_that_nothing_can_be_written_to_is_refused_first(flag, engine, tmp_path, capsys, monkeypatch):
+    """Before the measurement and the runs, which would fail or be lost one by one. The last one is a dangling link."""
+    monkeypatch.setattr(benchmark, "refuse_mixtures", lambda runs, args: pytest.fail("the folders come first"))
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for place, why in (("/proc/x", "No such file or directory"), (tmp_path / "link", "File exists")):
+        where = {"--runs-dir": tmp_path / "runs", "--results": tmp_path / "results", flag: place}
+        words = [str(word) for pair in where.items() for word in pair]
+        for command, more in ((benchmark.main, ["--engine", engine]), (field.main, [])):
+            with pytest.raises(SystemExit) as stop:
+                command([*words, *more])
+            said = capsys.readouterr()
+            assert stop.value.code == 2 and not said.out and said.err.count("\n") == 1
+            assert said.err.endswith(f": {flag} is '{place}', but nothing can be written there: {why}\n")
+            monkeypatch.setattr(benchmark, "PROGRAM", "benchmark.sh")
+
+
+@pytest.mark.parametrize(
+    "main, line",
+    [
+        (benchmark.main, "--engine slurm --dry"),  # would go into the job, which then does nothing
+        (field.main, "--dry"),
+        (plot.main, "--results /nowhere --iter 9"),
+        (search.main, "CartSafe-v0 --trial 0"),
+        (held_out.main, "RUN --batch 3"),
+        (film.main, "RUN --wid 200"),
+    ],
+)
+def test_flags_have_their_whole_names(main, line, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(line.split())
+    said = capsys.readouterr().err
+    benchmark.PROGRAM = "benchmark.sh"
+    assert stop.value.code == 2 and said.count("\n") == 1 and "unrecognized arguments: --" in said
 
 
 # Runs of other settings or other code -------------------------------------------------------------------------------
@@ -267,7 +313,7 @@ def test_code_of_another_revision_is_not_mixed_in_unasked(capsys, tmp_path, monk
         revisions.append(benchmark.here())
     assert benchmark.same_code(revisions[0], revisions[1]) and not benchmark.same_code(revisions[0], revisions[2])
     (tmp_path / "scpo_discrete.py").write_text("3")
-    assert benchmark.here() == revisions[2] + "-dirty"
+    assert HERE() == revisions[2] + "-dirty"
     subprocess.run([*git, "checkout", "-q", "."], check=True)
 
     where = ["--runs-dir", tmp_path / "runs", "--tasks", "CartSafe-v0", "--algos", "SCPO", "--seeds", 1, "--dry-run"]
@@ -277,6 +323,11 @@ def test_code_of_another_revision_is_not_mixed_in_unasked(capsys, tmp_path, monk
         (made / "config.json").write_text(json.dumps(named))
         assert f"was made by revision {revisions[1]}, not {revisions[2]}" in refused(capsys, *where)
         assert "--resume" in commands(capsys, *where, "--any-revision")[0]
+    monkeypatch.setattr(benchmark, "here", HERE)
+    (tmp_path / "scpo_discrete.py").write_text("4")  # changed twice since the commit, maybe
+    (made / "config.json").write_text(json.dumps(dict(revision=HERE())))
+    assert f"by revision {revisions[2]}-dirty, whose changes may be others than today's" in refused(capsys, *where)
+    assert "--resume" in commands(capsys, *where, "--any-revision")[0]
 
 
 def test_a_kept_curve_is_replaced_by_its_betters_alone(tmp_path):
@@ -307,6 +358,48 @@ def test_a_kept_curve_is_replaced_by_its_betters_alone(tmp_path):
     assert json.loads((results / "runs" / f"{name}.json").read_text())["k"] == 99
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        *(dict(norm_obs=True), dict(limit_factor=40), dict(reward_scale=0.02), dict(termination_cost=26)),
+        *(dict(log_std_init=-1), dict(fast=True), dict(target_kl=0.03)),
+    ],
+)
+def test_a_flag_that_came_after_a_kept_run_had_its_default_there(other, tmp_path):
+    """The kept run is one of the paper's, from before most of these flags; its target_kl is null."""
+    name, results = "SafetyBallRun-v0__SCPO__{}", tmp_path / "results"
+    kept = curves.config(ROOT / "results" / "runs" / f"{name.format(1)}.json")
+    assert kept.get(*other) is None
+    kept.pop("runs_dir")
+    today = json.loads(json.dumps({**vars(scpo.Args()), **kept}))
+    assert not curves.differences(kept, today) and not curves.differences(today, kept)
+    assert curves.differences({**kept, **other}, kept) and curves.differences({**today, **other}, kept)
+    assert curves.keep(attempt(tmp_path / "1", name.format(1), 100, **kept), name.format(1), results) == ""
+    made = attempt(tmp_path / "2", name.format(1), 101, **{**today, **other})
+    says = f"other settings: {next(iter(other))} "
+    said = curves.keep(made, name.format(1), results)
+    assert "not kept without --replace" in said and says in said
+    curves.keep(made, name.format(2), results)
+    with pytest.raises(curves.BadFile, match=says):
+        curves.load(results, "SafetyBallRun-v0", "SCPO", 100)
+
+
+ODD = {"no text": b"\xff\n1\n", "a long field": b"x" * 200_000 + b"\n1\n", "NUL": b"a\0,b\n1\0,2\n"}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_an_odd_kept_file_gives_way_and_the_other_curves_are_kept(odd, tmp_path, capsys):
+    names = [f"CartSafe-v0__SCPO__{seed}" for seed in (1, 2)]
+    runs = [benchmark.Run("CartSafe-v0", "SCPO", seed, 20, tmp_path / "made") for seed in (1, 2)]
+    for run in runs:
+        attempt(tmp_path / "made", run.name, 20)
+    (tmp_path / "runs").mkdir()
+    for ending in ("csv", "json"):
+        (tmp_path / "runs" / f"{names[0]}.{ending}").write_bytes(odd)
+    assert not benchmark.keep_complete(runs, SimpleNamespace(results=tmp_path, replace=False))
+    assert curve_lengths(tmp_path / "runs") == dict.fromkeys(names, 20)
+
+
 def test_a_longer_run_of_the_same_settings_replaces_a_shorter_one(tmp_path):
     """As on the field's tasks, where a run of 10^7 steps is another run than one of 2 million."""
     name = "SafetyHopperVelocity-v1__SCPO__1"
@@ -335,21 +428,33 @@ def test_only_what_is_missing_is_made(capsys, tmp_path, monkeypatch):
         assert "0 runs, 0 of them complete" in capsys.readouterr().out
 
 
-def test_a_full_disk_leaves_the_kept_curve_whole(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path, made: curves.keep(made, "CartSafe-v0__SCPO__1", path.parent.parent),
+        lambda path, made: curves.write_rows(path, [dict(iteration=3, cost=9)]),
+        lambda path, made: plot.write_columns(path, dict(iteration=[3, 4], cost=[8, 9])),
+        lambda path, made: plot.write_blocks(path, {"a": ["b"]}),
+        lambda path, made: plot.save(plot.plt.figure(), path),
+    ],
+)
+def test_a_full_disk_leaves_what_was_there_whole(write, tmp_path, monkeypatch):
     name, results = "CartSafe-v0__SCPO__1", tmp_path / "results"
     curves.keep(attempt(tmp_path / "short", name, 20), name, results)
+    path, longer, write_text = results / "runs" / f"{name}.csv", attempt(tmp_path / "long", name, 150), Path.write_text
+    path.with_name(f"{path.name}.svg").write_text("a figure")
     before = {path.name: path.read_text() for path in (results / "runs").iterdir()}
-    longer, write = attempt(tmp_path / "long", name, 150), Path.write_text
 
     def half(path, text):
-        write(path, text[: len(text) // 2])
+        write_text(path, text[: len(text) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", half)
     with pytest.raises(OSError):
-        curves.keep(longer, name, results)
+        write(path, longer)
     monkeypatch.undo()
-    assert {path.name: path.read_text() for path in (results / "runs").iterdir() if path.name in before} == before
+    left = [path for path in (results / "runs").iterdir() if path.suffix != ".png"]
+    assert {path.name: path.read_text() for path in left} == before
     assert curve_lengths(results) == {name: 20}
 
 
@@ -480,7 +585,7 @@ def test_a_real_run_is_stopped_at_its_iterations_and_would_go_on(monkeypatch, ca
     assert curves.config(results / "runs" / f"{name}.json")["k"] == 0
     assert (results / "campaign.png").stat().st_size > 10_000
     assert "CartSafe-v0 | PPO" in (results / "README.md").read_text()
-    (command,) = commands(capsys, *narrow)
+    (command,) = commands(capsys, *narrow, "--any-revision")
     assert command[1:] == ["--resume", str(last.parent)]
 
 

@@ -287,6 +287,7 @@ def test_ctrl_c_while_evaluate_is_still_importing(tmp_path):
         ("env_speed 0", "STEPS is 0"),
         ("env_speed 2000 2000", "STEPS is 2000 2000"),
         ("training_speed --rounds 0", "--rounds is 0, but must be 1 or more"),
+        ("training_speed --round 1", "unrecognized arguments: --round 1"),
         ("training_speed --iterations 1", "--iterations is 1, but must be 2 or more"),
         ("training_speed --peer a", "but must be NAME=command"),
         ("training_speed --tasks X", "invalid choice: 'X'"),

@@ -84,7 +84,7 @@ def test_one_trial_of_given_values(tmp_path, monkeypatch):
     made = trainings(monkeypatch)
     monkeypatch.setattr(search, "FOLDER", tmp_path / "search")
     values = ["num_steps=512", "learning_rate=1e-3", "safety_lambdas=1", "norm_obs=True", "vf_coef=0.01"]
-    search.main([RUN, "--seeds", "101", "102", "--steps", "65536", "--try", *values])
+    search.main([RUN, "--seeds", "101", "102", "101", "--steps", "65536", "--try", *values])
     assert [args.seed for args in made] == [101, 102]
     for args in made:
         said = args.num_steps, args.learning_rate, args.safety_lambdas, args.norm_obs, args.vf_coef, args.anneal_lr

@@ -270,6 +270,7 @@ def test_runs_of_other_tasks_lengths_and_settings_are_drawn_and_told_apart(tmp_p
 def test_settings_are_compared_as_numbers_and_a_missing_one_is_the_scripts_default(tmp_path):
     """In any order. None is a value too."""
     more = [dict(beta=1), dict(beta=1.0), {}, dict(target_kl=0.1), dict(termination_cost=26), dict(termination_cost=0)]
+    more[1]["safety_lambdas"] = [0, 1]
     runs = [write_run(tmp_path / str(i), **settings) for i, settings in enumerate(more)]
     for order in (runs, runs[::-1]):
         loaded = {path.name: beside.load(path) for path in order}
@@ -354,6 +355,7 @@ def toys(monkeypatch):
     monkeypatch.setattr(field, "BY_TASK", {"SafetyHopperVelocity-v1": dict(beta=3)})
     monkeypatch.setattr(field, "find_spec", lambda name: True)
     monkeypatch.setattr(benchmark, "PROGRAM", "benchmark.sh")
+    monkeypatch.setattr(benchmark, "same_code", lambda revision, other: revision == other)  # changed code too
     monkeypatch.setitem(curves.ONE_THREAD, "PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
@@ -411,13 +413,16 @@ def test_the_scripts_take_the_fields_commands(task, algo):
 @pytest.mark.parametrize(
     "argv, says",
     [
-        ("--jobs 0", "--jobs is 0, but must be at least 1"),
-        ("--num-workers 0", "--num-workers is 0, but must be at least 1"),
-        ("--total-timesteps 10", "--total-timesteps is 10, but must be at least 10000"),
+        ("--jobs 0", "--jobs is 0, but must be in [1, 10000]"),
+        ("--num-workers 0", "--num-workers is 0, but must be in [1, 8]"),
+        ("--num-workers 9", "--num-workers is 9, but must be in [1, 8]"),
+        ("--total-timesteps 10", "--total-timesteps is 10, but must be in [10000, 1000000000000000]"),
+        (f"--total-timesteps {10**15 + 1}", f"--total-timesteps is {10**15 + 1}, but must be in"),
         ("--tasks Ball", "invalid choice: 'Ball'"),
         ("--seeds x", "invalid int value: 'x'"),
         ("--seeds -1", "--seeds has -1, but must be in [0, 2^31)"),
         ("--runs-dir /dev/null/x", "--runs-dir is '/dev/null/x', but must be a folder"),
+        ("--draw --results /nowhere", "--results /nowhere has no runs/TASK__ALGO__SEED.csv"),
         ("", "Safety-Gymnasium isn't installed; docs/field.md says how"),
     ],
 )
@@ -427,6 +432,13 @@ def test_bad_input_gets_one_line(argv, says, tmp_path, capsys, monkeypatch):
         field.main([*(argv.split() or ["--runs-dir", str(tmp_path)])])
     said = capsys.readouterr().err
     assert stop.value.code == 2 and said.count("\n") == 1 and said.startswith("field.py: ") and says in said
+
+
+def test_what_is_named_twice_is_made_once(tmp_path, capsys):
+    words = ["--dry-run", "--runs-dir", str(tmp_path), "--seeds", "1", "2", "1"]
+    words += ["--tasks", *2 * ["SafetyHopperVelocity-v1"], "--algos", "CPO", "SCPO", "CPO"]
+    field.main([*words])
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_a_trial_has_its_settings_limit_and_outcome():

@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from PIL import Image, ImageColor
+from toy_env import Toy
 
 import baselines.trpo
 import scpo_continuous
@@ -21,6 +22,14 @@ def test_the_bar_shows_cost_and_limit(spent, colour, filled):
     black = (bar[205:212] < 40).all(-1)
     assert inside.mean() == pytest.approx(filled, abs=0.02)
     assert black.sum() == 3  # the limit's mark
+
+
+def test_an_exactly_spent_limit_is_kept():
+    """In floating point 0.1 + 0.1 + 0.1 is more than 0.3; training calls the episode safe."""
+    env = SimpleNamespace(spent=0.1 + 0.1 + 0.1, cost_limit=0.3, length=3, episodic_return=1.0)
+    assert tuple(np.asarray(film.header(416, "SCPO", env))[52, 100]) == ImageColor.getrgb(film.GREEN)
+    env.spent = 0.31
+    assert tuple(np.asarray(film.header(416, "SCPO", env))[52, 100]) == ImageColor.getrgb(film.RED)
 
 
 def test_the_path_is_where_the_ball_is():
@@ -64,6 +73,19 @@ def test_a_film_of_two_runs(tmp_path, monkeypatch, capsys):
     assert [line.split()[-1] for line in said] == ["25", "3"]
     with Image.open("film.gif") as made:
         assert made.n_frames == 4 and made.size == (480, 212)  # after steps 1, 101, 201 and 250
+
+
+def test_a_task_that_cannot_draw_itself_gets_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    gym.register("Undrawn-v0", lambda render_mode=None: Toy(), max_episode_steps=20)
+    flags = "--env-id Undrawn-v0 --cost-limit 3 --num-envs 2 --num-steps 20 --total-timesteps 40".split()
+    flags += ["--critic-minibatches", "1"]
+    scpo_run.run(baselines.trpo.train, baselines.trpo.Args, baselines.trpo.TASK_SETTINGS, flags)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        film.main([str(next((tmp_path / "runs").iterdir())), "--out", "film.gif"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2 and line == "reproduce.film: Undrawn-v0 can't be filmed: NotImplementedError()"
 
 
 @pytest.mark.parametrize(

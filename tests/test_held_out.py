@@ -112,6 +112,18 @@ def test_a_run_from_before_a_flag_is_refused(tmp_path):
         held_out.held_out(run, 2)
 
 
+@pytest.mark.parametrize("name, lacks", [("best_safe.pt", "optimizer torch_rng numpy_rng"), ("last.pt", "optimizer")])
+def test_a_checkpoint_that_nothing_goes_on_from_is_refused_before_sampling(name, lacks, tmp_path, monkeypatch, capsys):
+    checkpoint = torch.load(run_of(cpo, tmp_path) / "last.pt", weights_only=True)
+    torch.save({key: value for key, value in checkpoint.items() if key not in lacks.split()}, tmp_path / name)
+    monkeypatch.setattr(held_out, "sample", lambda *args: pytest.fail("it sampled"))
+    with pytest.raises(SystemExit) as stop:
+        held_out.main([str(tmp_path / name)])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1 and "has no optimizer" in said
+    assert said.endswith("take the last.pt of a run's folder\n")
+
+
 def test_a_task_without_a_time_limit_is_refused(tmp_path, monkeypatch):
     env, policy, checkpoint = held_out.evaluate.load(run_of(cpo, tmp_path))
     env.spec.max_episode_steps = None

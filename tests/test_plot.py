@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from reproduce import curves, fast, field, plot
+from reproduce import beside, curves, fast, field, plot
 from reproduce.studies import STUDIES
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +70,7 @@ def test_a_last_line_that_was_cut_off_is_dropped(tmp_path):
         ("iteration,cost\n1,2\n1\n", "isn't a table of numbers"),
         ("iteration,cost\n1,2,3\n", "isn't a table of numbers"),
         (b"\xff\xfe\x00\n", "can't be read (not a text file)"),
+        pytest.param("x" * 200_000 + "\n1\n", "can't be read (not a text file)", id="long"),
         (None, "can't be read (No such file or directory)"),
     ],
 )
@@ -138,6 +139,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path, fault, capsys):
         ["--iterations", "0"],
         ["--iterations", "x"],
         ["--results", "/nowhere"],
+        ["--results", ""],
+        ["--figure", "", "RUN"],
+        ["--figure", "x/..", "RUN"],
         ["--measure", "x"],
         ["--figure", "x"],
         *(
@@ -151,6 +155,19 @@ def test_bad_input_gets_one_line_and_status_2(flags, capsys):
         plot.main(flags)
     said = capsys.readouterr().err
     assert stop.value.code == 2 and said.count("\n") == 1 and flags[0] in said
+    assert flags[1] or flags[0] == "--figure" or "invalid folder value: ''" in said
+
+
+@pytest.mark.parametrize("argv", [[], ["RUN"]])
+def test_ctrl_c_gets_one_line_and_status_130(argv, monkeypatch, capsys):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plot, "make", interrupted)
+    monkeypatch.setattr(beside, "main", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        plot.main(argv)
+    assert stop.value.code == 130 and capsys.readouterr().err == "plot.py: interrupted\n"
 
 
 def test_seeds_of_other_settings_are_not_averaged(tmp_path, capsys):
@@ -340,6 +357,28 @@ def test_a_panel_has_a_line_a_group_its_range_and_the_published_curve():
     plot.panel(axis, RUN, groups, "episodic_cost", {})
     assert 25 in axis.lines[-1].get_ydata()
     plot.plt.close(figure)
+
+
+def test_the_panels_of_all_figures_are_alike(monkeypatch):
+    """Titles of one size, a grid, and where costs are drawn the limit dash-dotted and an axis from 0."""
+    figures, published = [], curves.load_published()
+    for module in (plot, beside):
+        monkeypatch.setattr(module, "save", lambda figure, path: figures.append(figure))
+    groups = fast.load(ROOT / "results")[RUN]
+    fast.draw("fast", {RUN: groups}, published)
+    plot.draw("campaign", [[(RUN, {"SCPO": groups["SCPO"]}, metric) for metric in plot.METRICS]], published)
+    beside.draw("beside", [beside.load(ROOT / "results" / "runs" / f"{RUN}__SCPO__1.csv")])
+    costs = [axis for figure in figures for axis in figure.axes if axis.get_title().endswith(": cost")]
+    assert len(costs) == len(figures) == 3
+    for axis in [axis for figure in figures for axis in figure.axes]:
+        assert axis.title.get_fontsize() == 9 and axis.get_xgridlines()[0].get_visible(), axis.get_title()
+    for axis in costs:
+        limits = [line for line in axis.lines if line.get_linestyle() == "-." and set(line.get_ydata()) == {25}]
+        assert len(limits) == 1 and axis.get_yscale() == "symlog" and axis.get_ylim()[0] == 0
+    bands = [len(axis.collections) for axis in costs]
+    assert bands == [2, 1, 0]  # a seed a line in the last one
+    for figure in figures:
+        plot.plt.close(figure)
 
 
 def test_what_is_drawn_are_means_of_blocks():

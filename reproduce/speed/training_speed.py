@@ -10,7 +10,6 @@ ratio: the first script's speed to this one's. --csv replaces the rows of what w
 --keep-first the first script's own row stays too, since other ratios go with it.
 """
 
-import argparse
 import re
 import shlex
 import subprocess
@@ -48,7 +47,7 @@ def theirs(command, env_id):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = curves.parser("training_speed", __doc__)
     parser.add_argument("--scripts", nargs="+", default=["scpo_continuous.py"])
     parser.add_argument("--peer", action="append", default=[], help="NAME=command with {env_id} and {iterations}")
     tasks = {task.replace("SafetyBall", "").split("-")[0]: task for task in curves.TASKS}
@@ -57,7 +56,6 @@ def main():
     parser.add_argument("--rounds", type=int, default=2, help="turns; the best of each side counts")
     parser.add_argument("--csv", help="write the table there as well")
     parser.add_argument("--keep-first", action="store_true", help="in --csv the row of the first script stays as it is")
-    parser.error = lambda message: curves.fail("training_speed", message.replace("argument ", ""))
     args = parser.parse_args()
     for name, is_allowed, allowed in (
         ("iterations", args.iterations >= 2, "2 or more"),
@@ -91,7 +89,7 @@ def main():
         if args.keep_first:
             rows = {key: row for key, row in rows.items() if key not in kept or key[1] != args.scripts[0]}
         curves.write_rows(
-            args.csv, sorted({**kept, **rows}.values(), key=lambda row: list(curves.TASKS).index(row["task"]))
+            Path(args.csv), sorted({**kept, **rows}.values(), key=lambda row: list(curves.TASKS).index(row["task"]))
         )
 
 
