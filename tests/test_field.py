@@ -630,7 +630,19 @@ def test_what_the_page_says_of_point_goal():
     assert re.search((said + "{:.1f}, with {:.0f} %").format(*quarters[2], *quarters[3], *ending), page())
     assert quarters[1][0] < quarters[2][0] and ending[1] < field.COST_LIMIT
     rows = [row for row in rows if row["state"] == "complete" and row["beta"]]
-    rows = [row for row in rows if row not in long]
+    (early,) = [row for row in rows if row["limit_factor"] == "8" and row["beta"] == "0.2"]
+    assert (early["seed"], early["steps"], early["reward_bias"]) == ("101", "5005312", "0.05")
+    quarters, ending = told_after_each_quarter(journal, early), [float(early["return"]), float(early["cost"])]
+    said = "side by side: {:.1f} at a cost of {:.1f} after a quarter of the run, {:.1f} at {:.1f} after half, and "
+    said += "{:.1f} at {:.1f} after three quarters. It ends at {:.1f} and {:.1f}, with {:.0f} % of the episodes safe"
+    assert said.format(*quarters[1], *quarters[2], *quarters[3], *ending, 100 * float(early["safe"])) in page()
+    assert "The best trial ends at a return of {:.1f} and a cost of {:.1f}".format(*ending) in page()
+    assert all(
+        float(row["return"]) < ending[0] for row in rows if float(row["cost"]) < field.COST_LIMIT and row != early
+    )
+    changed = {name for name in early if early[name] != long[0][name]} - {"trial", "score", "seconds", "late"}
+    assert changed == {"return", "cost", "safe", "limit_factor"}
+    rows = [row for row in rows if row not in (*long, early)]
     (held,) = [row for row in rows if row["hold"]]
     assert held["steps"] == "5000000" and (held["hold"], held["ent_coef_end"]) == ("0.3", "0")
     (scaled,) = [row for row in rows if row["reward_scale"] == "1"]
