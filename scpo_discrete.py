@@ -15,7 +15,7 @@ Where we depart from the paper, and why (docs/scpo.md has the details):
 1. V^c is clipped to [0, 1] where it is used, not where it is trained: below 0 the clip would leave no gradient.
 2. V^c_gamma has a term for the state after the last action, so the last cost counts. The printed closed form lacks it.
 3. At a time limit only the reward critic bootstraps. V^c is known there, and is 0 once the limit is exceeded.
-4. Q^c, a Monte Carlo estimate (on other tasks its mean with one-step), is discounted like V^c_gamma. The paper's isn't.
+4. Q^c, on CartSafe a Monte Carlo estimate, else the mean with one-step, is discounted like V^c_gamma; not in the paper.
 5. Delta is 0.1; the paper has about 0. At each checkpoint new episodes begin, so that a run resumes exactly.
 """
 
@@ -205,7 +205,9 @@ class Agent(nn.Module):
 
     def normalize(self, obs):
         """What all networks get. Without --norm-obs the mean stays 0 and the variance 1, and nothing is changed."""
-        bound = torch.where(self.obs_var == 1, torch.inf, 10.0)  # only what was scaled: a tiny variance makes it huge
+        bound = torch.where(
+            self.obs_var == 1, torch.inf, 10.0
+        )  # clamps what was scaled alone, which a tiny variance makes huge
         return ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-bound, bound)
 
     def get_value(self, obs):

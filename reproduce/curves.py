@@ -80,7 +80,7 @@ def say(*lines):
 
 
 def fail(program, message, status=2):
-    """Answers bad input: one line, exit status 2."""
+    """Ends with one line and an exit status, 2 for bad input."""
     print(f"{program}: {' '.join(str(message).split())}", file=sys.stderr)
     raise SystemExit(status)
 
@@ -93,11 +93,11 @@ def parser(program, about):
     return made
 
 
-def write(path, text):
-    """Writes a file as a whole or not at all: beside it, then in place."""
+def write(path, content):
+    """Writes text or bytes as a whole or not at all: beside the file, then in place."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text)
+        partial.write_bytes(content if isinstance(content, bytes) else content.encode())
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)  # there after an error alone

@@ -61,10 +61,10 @@ def frames(run, seed, every):
             continue
         try:
             picture = drawn.render()
-            if not isinstance(picture, np.ndarray):
-                raise ValueError("its render() returns no picture")
         except Exception as error:
             raise ValueError(f"{env.spec.id} can't be filmed: {error!r}") from error
+        if not isinstance(picture, np.ndarray):
+            raise ValueError(f"{env.spec.id} can't be filmed: its render() returns no picture")
         frame = Image.new("RGB", (picture.shape[1], picture.shape[0] + HEADER))
         frame.paste(header(frame.width, name, drawn), (0, 0))
         frame.paste(Image.fromarray(picture[..., :3]), (0, HEADER))

@@ -291,8 +291,10 @@ def draw(path, rows, published):
 
 def save(figure, path):
     """Writes PATH.png in 256 colours and PATH.svg with lines of one decimal: half of the size, and the same to see."""
-    figure.savefig(f"{path}.png", dpi=80)
-    Image.open(f"{path}.png").convert("RGB").quantize(dither=Image.Dither.NONE).save(f"{path}.png", optimize=True)
+    drawn, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, dpi=80)
+    Image.open(drawn).convert("RGB").quantize(dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    curves.write(Path(f"{path}.png"), small.getvalue())
     svg = io.StringIO()
     figure.savefig(svg, format="svg", metadata={"Date": None})
     short = re.sub(r"^L .*", lambda line: re.sub(r"(\.\d)\d+", r"\1", line[0]), svg.getvalue(), flags=re.M)

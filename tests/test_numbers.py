@@ -388,7 +388,10 @@ CHECKS = {
         ("The table averages iterations # to #", lambda: (0.9 * TASKS[RUN].iterations + 1, TASKS[RUN].iterations)),
         ("On Run it ends at # with a cost of # .*? half one seed exceeds the limit for # iterations", fast_on_run),
         ("on Circle and Run, by a factor of # and #", lambda: [more_than_published(task) for task in (CIRCLE, RUN)]),
-        ("comes from one of the three seeds, with a cost of #", lambda: [finals(CIRCLE, "SCPO", "episodic_cost").max()]),
+        (
+            "comes from one of the three seeds, with a cost of #",
+            lambda: [finals(CIRCLE, "SCPO", "episodic_cost").max()],
+        ),
         ("On Gather and Reach the factor is # and #", lambda: [more_than_published(task) for task in (GATHER, REACH)]),
         (
             "in # of # iterations on CartSafe, in # of # on Gather, in # of # on Reach and in none on Circle",
