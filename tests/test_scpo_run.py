@@ -1012,6 +1012,8 @@ def test_what_no_script_can_train_gets_one_line(script, tmp_path, capsys):
         (["--env-id", "SafetyNowhere1-v0"], "take scpo_envs.safety_gymnasium:SafetyNowhere1Gymnasium-v0"),
         (["--env-id", "SafetyNowhere1Gymnasium-v0"], "take scpo_envs.safety_gymnasium:SafetyNowhere1Gymnasium-v0"),
         (["--env-id", "toy_env:ToyNoCost-v0"], "actions must be" if "discrete" in script else 'info["cost"] is None'),
+        (["--env-id", "toy_env:ToyIntegers-v0"], "actions must be"),
+        (["--env-id", "toy_env:ToyBools-v0"], "actions must be"),
         (["--env-id", "Nowhere-v0"], "--env-id Nowhere-v0"),
         (["--num-envs", 1025], "--num-envs is 1025, but must be in [1, 1024]"),
         (

@@ -26,7 +26,8 @@ class Toy(gym.Env):
             "discrete": gym.spaces.Discrete(3),
             "sequence": gym.spaces.Sequence(box),
         }[obs]
-        self.action_space = gym.spaces.Box(-1, 1, (2,), np.int64 if fault == "integers" else np.float32)
+        low, dtype = {"integers": (-1, np.int64), "bools": (0, bool)}.get(fault, (-1, np.float32))
+        self.action_space = gym.spaces.Box(low, 1, (2,), dtype)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -97,6 +98,7 @@ gym.register("ToySequence-v0", Toy, max_episode_steps=20, kwargs=dict(obs="seque
 gym.register("ToyNoCost-v0", Toy, max_episode_steps=20, kwargs=dict(cost="none"))
 gym.register("ToyNegative-v0", Toy, max_episode_steps=20, kwargs=dict(costs=[-1.0] * 20))
 gym.register("ToyIntegers-v0", Toy, max_episode_steps=20, kwargs=dict(fault="integers"))
+gym.register("ToyBools-v0", Toy, max_episode_steps=20, kwargs=dict(fault="bools"))
 gym.register("ToyNan-v0", Toy, max_episode_steps=20, kwargs=dict(fault="nan"))
 gym.register("ToyChoice-v0", ToyChoice, max_episode_steps=20)
 gym.register("ToyChoices-v0", ToyChoice, max_episode_steps=20, kwargs=dict(actions="choices"))
