@@ -205,9 +205,7 @@ class Agent(nn.Module):
 
     def normalize(self, obs):
         """What all networks get. Without --norm-obs the mean stays 0 and the variance 1, and nothing is changed."""
-        bound = torch.where(
-            self.obs_var == 1, torch.inf, 10.0
-        )  # clamps what was scaled alone, which a tiny variance makes huge
+        bound = torch.where(self.obs_var == 1, torch.inf, 10.0)  # a tiny variance makes what is scaled huge
         return ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-bound, bound)
 
     def get_value(self, obs):
