@@ -84,9 +84,9 @@ def trials(rows):
             factor = 40 if row["schedule"] == "limit" else float(row.get("limit_factor") or 1)
             limit = f"{25 * factor:,.0f}, falls to 25 over half of the run" if factor > 1 else "25"
             if row.get("hold"):
-                limit = f"1,000 for {float(row['hold']):.0%} of the run, then follows the cost down to 25"
+                limit = f"1,000 for {float(row['hold']):.0%} of the run, then just below the mean cost, down to 25"
             said = {
-                "settings": fast.told({**row, "schedule": "none"}, (*COLUMNS, "limit_factor")) or "the usual ones",
+                "settings": fast.told({**row, "schedule": "none"}, (*COLUMNS, "limit_factor")) or "the defaults",
                 "limit": limit,
             }
             steps = float(row["steps"]) / 1e6

@@ -617,8 +617,7 @@ def test_what_the_page_says_of_point_goal():
     rows = [row for row in curves.rows_of(ROOT / "results" / "search.csv") if row["task"] == task]
     (stopped,) = [row for row in rows if row["state"] == "fail" and row["steps"] == "5005312"]
     (strict,) = [row for row in rows if row["state"] == "fail" and row["beta"] == "1" and row["schedule"] == "none"]
-    said = f"`--beta 1` was at a return of {float(strict['return']):.1f} after half of 2.1 million steps"
-    assert said in page() and strict["limit_factor"] == "40"
+    assert strict["limit_factor"] == "40"
     lenient = [row for row in rows if row["limit_factor"] == "40" and row["reward_bias"] == "0.05"]
     text = (ROOT / "results" / "search" / f"{task}.journal").read_text()
     told, journal = [], [json.loads(line) for line in text.splitlines()]
@@ -629,9 +628,8 @@ def test_what_the_page_says_of_point_goal():
         quarters = {"complete": 3, "fail": 2 if schedule == "beta" else 1}[row["state"]]  # told after each but the last
         assert sum(line.get("trial_id") == int(row["trial"]) and line["op_code"] == 7 for line in journal) == quarters
         told += [float(row["return"]), float(row["cost"])] + [100 * float(row["safe"])] * (row["state"] == "complete")
-    said = "the return was {:.1f} at a cost of {:.1f} after half .*0.2` ends at {:.1f} and {:.1f}, with {:.0f} % .*"
-    said += "the return was {:.1f} at a cost of {:.1f} after a quarter .* ends at {:.1f} and {:.1f}, with {:.0f} % safe"
-    assert re.search(said.format(*told), page())
+    said = "With `--beta 0.2` in place of 0.05 the trial ends at {:.1f} and {:.1f}, with {:.0f} % safe"
+    assert said.format(*told[2:5]) in page()
     (row,) = long
     quarters = told_after_each_quarter(journal, row)
     assert (row["beta"], row["k"], row["schedule"], row["seed"], row["state"]) == ("0.2", "", "none", "101", "complete")
@@ -647,12 +645,10 @@ def test_what_the_page_says_of_point_goal():
     said += "{:.1f} at {:.1f} after three quarters. It ends at {:.1f} and {:.1f}, with {:.0f} % of the episodes safe"
     assert said.format(*quarters[1], *quarters[2], *quarters[3], *ending, 100 * float(early["safe"])) in page()
     (light,) = [row for row in rows if row["limit_factor"] == "8" and row["beta"] == "0.1"]
-    quarters, lighter = told_after_each_quarter(journal, light), [float(light["return"]), float(light["cost"])]
-    said = (
-        "caution later: {:.1f} at a cost of {:.1f} after a quarter of the run, {:.1f} at {:.1f} after three quarters. "
-    )
-    said += "This trial ends at {:.1f} and {:.1f}, with {:.0f} % of the episodes safe"
-    assert said.format(*quarters[1], *quarters[3], *lighter, 100 * float(light["safe"])) in page()
+    sooner, lighter = told_after_each_quarter(journal, light), [float(light["return"]), float(light["cost"])]
+    said = "caution later. This trial ends at {:.1f} and {:.1f}, with {:.0f} % of the episodes safe"
+    assert said.format(*lighter, 100 * float(light["safe"])) in page()
+    assert sooner[1][0] > quarters[1][0] and sooner[3][1] > quarters[3][1]
     said = "a return of {:.1f} and a cost of {:.1f} (`--beta 0.2`) and at {:.1f} and {:.1f} (`--beta 0.1`)"
     assert said.format(*ending, *lighter) in page()
     changed = {name for name in early if early[name] != light[name]} - {"trial", "score", "seconds", "late"}
@@ -668,13 +664,10 @@ def test_what_the_page_says_of_point_goal():
     biased = {(row["reward_bias"], row["schedule"]): row for row in rows if row["reward_bias"]}
     (gamma,) = [row for row in rows if row["limit_factor"] and row["safety_gamma"]]
     (small,) = [row for row in rows if row["limit_factor"] and row["reward_bias"] == "0.02"]
-    others = [biased["0.1", "limit"], small, gamma]
-    assert [row["limit_factor"] for row in others[1:]] == ["40"] * 2 and gamma["reward_bias"] == "0.05"
+    others = [biased["0.1", "limit"], small]
+    assert [row["limit_factor"] for row in (small, gamma)] == ["40"] * 2 and gamma["reward_bias"] == "0.05"
     shares = [float(row[x]) * scale for row in others for x, scale in (("return", 1), ("cost", 1), ("safe", 100))]
-    said = (
-        "0.1 ends at {:.1f} and {:.1f}, with {:.0f} % safe. A bias of 0.02 ends at {:.1f} and {:.1f}, with {:.0f} %. A "
-    )
-    said += "bias of 0.05 with `--safety-gamma 0.999` ends at {:.1f} and {:.1f}, with {:.0f} %"
+    said = "0.1 ends at {:.1f} and {:.1f}, with {:.0f} % safe. A bias of 0.02 ends at {:.1f} and {:.1f}, with {:.0f} %"
     assert said.format(*shares) in page()
     both = biased["0.05", "limit"]
     (alone,) = [row for row in rows if row["reward_bias"] == "0.02" and not row["limit_factor"]]
@@ -687,50 +680,23 @@ def test_what_the_page_says_of_point_goal():
     measured = {row["name"]: float(row["value"]) for row in curves.rows_of(ROOT / "results" / "measured.csv")}
     ours, theirs = measured["workers, PointGoal1: 1"], measured["PointGoal1, lidar as in the package: steps a second"]
     assert f"samples {ours:,.0f} steps a second on PointGoal1 instead of {theirs:,.0f} (" in page()
-    columns = curves.read(kept(task, "SCPO", 1))
+    columns = curves.read(kept(task, "SCPO", 1))  # learns the goal, then caution
     millions = [(columns["global_step"] > 1e6 * i) & (columns["global_step"] <= 1e6 * (i + 1)) for i in range(10)]
     course = [[columns[f"episodic_{x}"][rows].mean() for x in ("return", "cost")] for rows in millions]
-    said = (
-        "In the third million steps the return is {:.1f} at a cost of {:.1f}. .* falls to {:.1f} at a cost of {:.1f} "
-    )
-    said += "in the ninth million. The run ends at {:.1f} and {:.1f}, with {:.0f} % of the episodes safe"
-    ending = ends(task, "SCPO", 10)[:, 0] * (1, 1, 100)
-    assert re.search(said.format(*course[2], *course[8], *ending), page())
-    assert course[2][0] == max(x for x, _ in course) and course[8][1] == min(x for _, x in course[5:])
-    names = [f"{x} of the mean actions" for x in ("safe episodes", "return")]
-    names += ["cost of the worst episode", "cost of the mean actions"]
-    share, *said = (measured[f"PointGoal1, SCPO seed 1 with a bias: {name}"] for name in names)
-    shown = (
-        "is {:.1f}, but the cost {:.1f}, with {:.0f} % .* in {:.0f} % of 40 episodes, at a return of {:.1f}. .* costs "
-    )
-    shown += "{:.0f}, and the mean cost is {:.1f}"
+    assert max(x for x, _ in course) == course[2][0] > 2 * course[8][0] and course[8][1] < field.COST_LIMIT
     returned, cost, safe = ends(task, "SCPO")[:, 0]
-    assert re.search(shown.format(returned, cost, 100 * safe, 100 * share, *said), page())
-    names = [f"{x} where the limit is nearly 25" for x in ("return", "cost")]
-    names += [f"{x} where it was stopped" for x in ("return", "cost", "safe")]
-    names += [
-        "share of episodes without a cost",
-        "share of episodes that cost more than 100",
-        "their share of the cost",
-    ]
-    said = [measured[f"PointGoal1, 10^7 steps: {name}"] for name in names]
-    shown = "the return was {:.1f} at a cost of {:.1f}. .* is {:.1f}, and the cost is still {:.1f}, with {:.0f} % .* "
-    shown += "{:.0f} % cost nothing at all, and {:.0f} % cost more than 100. These {:.0f} % make {:.0f} % of the cost"
-    shares = [100 * x for x in said[4:]]
-    assert re.search(shown.format(*said[:4], *shares[:3], *shares[2:]), page())
-    names = ["standard deviation at the start", "standard deviation at the end"]
+    assert f"The return is {returned:.1f}, but the cost {cost:.1f}." in page()
+    said = [measured[f"PointGoal1, 10^7 steps: {x} where it was stopped"] for x in ("return", "cost")]
+    assert "was at a return of {:.1f} and a cost of {:.1f}".format(*said) in page()
+    names = ["mean Q^c at the end", "standard deviation at the start", "standard deviation at the end"]
     names += [f"{x} of the {y} actions" for x in ("cost", "return") for y in ("mean", "sampled")]
-    names += ["safe episodes of the mean actions", "mean Q^c at the end"]
-    *said, safe, q = (measured[f"PointGoal1, SCPO seed 1: {name}"] for name in names)
-    shown = (
-        "from {:.1f} to {:.1f}, .* costs {:.1f} an episode .* and {:.1f} with .* {:.1f} and {:.1f}. .* only {:.0f} % "
-    )
-    shown += "of .* is {:.2f} on average. .* multiplied by {:.2f}"
-    assert re.search(shown.format(*said, 100 * safe, q, q**4), page())
-    entropy = f"a return of {float(by_entropy[0]['return']):.1f} at a cost of {float(by_entropy[0]['cost']):.1f}"
-    assert f"2 million steps: {entropy}" in page() and by_entropy[0]["steps"] == "2097152"
-    stopped = f"bonus of {stopped['ent_coef']} the return was {float(stopped['return']):.1f} after 2.5 million"
-    assert stopped in page()
+    names += ["safe episodes of the mean actions"]
+    q, *said, one, other, safe = (measured[f"PointGoal1, SCPO seed 1: {name}"] for name in names)
+    shown = "is {:.2f} on average .* multiplied by {:.2f}. .* from {:.1f} to {:.1f}. .* costs {:.1f} an episode .* and "
+    shown += "{:.1f} with .* only {:.0f} % of"
+    assert re.search(shown.format(q, q**4, *said, 100 * safe), page()) and one == pytest.approx(other, rel=0.05)
+    assert by_entropy[0]["steps"] == "2097152" and max(float(by_entropy[0]["return"]), float(stopped["return"])) < 3
+    assert f"without one, or with {stopped['ent_coef']}, the point hardly learns" in page()
     scpo, trpo_l, cpo = (ends(task, algo)[:, 0] for algo in field.SETTINGS)
     assert min(scpo[0], cpo[0]) > 10 and trpo_l[1] < field.COST_LIMIT < scpo[1] < cpo[1]
     assert abs(ends(task, "TRPO-L")[0].mean() - 1) < 0.5
@@ -743,11 +709,11 @@ def test_what_the_page_says_of_point_goal():
     assert said in page()
     assert curves.read(ROOT / f"results/field/runs/{task}__CPO__1.csv")["episodes"][-1] == 8
     lenient = rows[0.05, "limit"]
-    said = "a return of {:.1f} and a cost of {:.1f}. .* 0.02 the return is {:.1f} at a cost of {:.1f}. - .*: "
-    said += "a return of {:.1f} at a cost of {:.1f}, with {:.0f} % .* ends at {:.1f} and {:.1f}. "
-    said += ".* ends at {:.1f} and {:.1f}. "
-    outcomes = [float(row[x]) for row in (held, scaled, both, lenient, alone) for x in ("return", "cost")]
-    assert re.search(said.format(*outcomes[:6], 100 * float(both["safe"]), *outcomes[6:]), page())
+    said = "The trial ends at {:.1f} and {:.1f}. .* 0.05 ends at {:.1f} and {:.1f}, with {:.0f} % safe"
+    outcomes = [float(row[x]) for row in (lenient, both) for x in ("return", "cost")]
+    assert re.search(said.format(*outcomes, 100 * float(both["safe"])), page())
+    assert "settings of the trial that ended at {:.1f} and {:.1f}, with seed 1".format(*outcomes[2:]) in page()
+    assert all(float(x["return"]) < float(rows[0.1, "none"]["return"]) for x in (scaled, held))
     outcome = ("trial", "score", "return", "cost", "seconds", "safe", "late", "reward_bias", "k")
     assert {name for name in both if both[name] != lenient[name]} <= {*outcome}
     assert (both["k"] or "4") == lenient["k"]
