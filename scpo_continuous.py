@@ -276,11 +276,11 @@ def safety_q(safe, next_safety_values, dones, safety_gamma, lam):
     lam: 0 is the one-step estimate, 1 is Monte Carlo; between them n-step ones are averaged geometrically.
     """
     q = np.empty_like(next_safety_values)
-    monte_carlo = next_safety_values[-1]  # after the rollout only the critic's estimate is left
+    backup = next_safety_values[-1]  # after the rollout only the critic's estimate is left
     for t in reversed(range(len(q))):
-        average = (1 - lam) * next_safety_values[t] + lam * monte_carlo
+        average = (1 - lam) * next_safety_values[t] + lam * backup
         q[t] = np.where(dones[t], next_safety_values[t], average)
-        monte_carlo = (1 - safety_gamma) * safe[t] + safety_gamma * q[t]
+        backup = (1 - safety_gamma) * safe[t] + safety_gamma * q[t]
     return q
 
 
@@ -388,9 +388,9 @@ def train(args, checkpoint=None, make_env=make_env):
     obs_dim, longest = envs[0].observation_space.shape[0], envs[0].spec.max_episode_steps
     if "<Normalize" in str(envs[0]):
         print("A Normalize wrapper of the task is not saved with the policy; --norm-obs is", file=sys.stderr)
-    for flags, iterations in (("--total-timesteps", num_iterations), ("--save-every", args.save_every)):
+    for flag, iterations in (("--total-timesteps", num_iterations), ("--save-every", args.save_every)):
         if longest and 0 < iterations * args.num_steps < longest:
-            allowed = f"{flags} must give each environment at least {longest} steps, an episode's length"
+            allowed = f"{flag} must give each environment at least {longest} steps, an episode's length"
             raise ValueError(f"{allowed}, but {iterations} iterations are {iterations * args.num_steps}")
 
     # Networks and optimiser: the gradient is with respect to one flat vector of all weights. The networks are its views
@@ -441,7 +441,7 @@ def train(args, checkpoint=None, make_env=make_env):
                 costs[t, i], next_safe[t, i] = info["cost"], info["safe"]
                 terminations[t, i], dones[t, i] = terminated, terminated or truncated
                 current_obs[i], current_safe[i] = next_obs[t, i], info["safe"]
-                if terminated or truncated:
+                if terminated or truncated:  # the log's "safe" goes by --cost-limit, info's by this iteration's limit
                     global_step = (iteration - 1) * batch_size + (t + 1) * args.num_envs
                     episode = {**info["episode"], "safe": int(info["episode"]["cost"] <= args.cost_limit * (1 + 1e-9))}
                     episodes.append(dict(iteration=iteration, global_step=global_step, env=i, **episode))
@@ -454,9 +454,9 @@ def train(args, checkpoint=None, make_env=make_env):
         next_safe[(terminations == 1) & (args.termination_cost > 0)] = 0
 
         # Evaluate Q^c(s_t, a_t) (line 3)
-        b_obs, b_next_obs = (agent.normalize(torch.as_tensor(x, device=device)) for x in (obs, next_obs))
-        values, next_values = (agent.get_value(x).cpu().numpy() for x in (b_obs, b_next_obs))
-        safety_values, next_safety_values = (agent.get_safety_value(x).cpu().numpy() for x in (b_obs, b_next_obs))
+        inputs, next_inputs = (agent.normalize(torch.as_tensor(x, device=device)) for x in (obs, next_obs))
+        values, next_values = (agent.get_value(x).cpu().numpy() for x in (inputs, next_inputs))
+        safety_values, next_safety_values = (agent.get_safety_value(x).cpu().numpy() for x in (inputs, next_inputs))
         next_safety_values = np.where(dones == 1, 1, next_safety_values)  # over: whether it was safe is known
         next_safety_values = np.where(next_safe == 1, next_safety_values, 0)  # beyond the limit: unsafe for ever
         q = np.mean([safety_q(safe, next_safety_values, dones, args.safety_gamma, x) for x in args.safety_lambdas], 0)
@@ -470,7 +470,7 @@ def train(args, checkpoint=None, make_env=make_env):
         # Optimise the policy and both critics (lines 7 to 10)
         if args.anneal_lr:
             learning_rate = torch.tensor(args.learning_rate * (1 - (iteration - 1) / num_iterations), device=device)
-        b_obs, b_actions = b_obs.flatten(0, 1), torch.as_tensor(actions, device=device).flatten(0, 1)
+        b_obs, b_actions = inputs.flatten(0, 1), torch.as_tensor(actions, device=device).flatten(0, 1)
         b_logprobs, _ = agent.get_logprob_and_entropy(b_obs, b_actions)
         b_estimates = (torch.as_tensor(x, device=device).flatten() for x in (advantages, returns, safety_targets))
         batch = [b_obs, b_actions, b_logprobs, *b_estimates]
@@ -491,10 +491,10 @@ def train(args, checkpoint=None, make_env=make_env):
         if args.norm_obs and 2 * iteration <= num_iterations:
             n = obs_dim - args.augment_state
             x = torch.as_tensor(obs[..., :n], device=device).flatten(0, 1).double()
-            mean, var, share = agent.obs_mean[:n], agent.obs_var[:n], 1 / iteration
+            mean, var, weight = agent.obs_mean[:n], agent.obs_var[:n], 1 / iteration  # all batches weigh the same
             delta = x.mean(0) - mean
-            var += share * (x.var(0) - var + (1 - share) * delta**2)
-            mean += share * delta
+            var += weight * (x.var(0) - var + (1 - weight) * delta**2)
+            mean += weight * delta
 
         # What there is to log and to save
         scalars = {f"losses/{name}": value for name, value in zip(LOGGED, torch.stack(logged).mean(0).tolist())}

@@ -67,9 +67,12 @@ def work(connection, make_env, seed):
     np.random.seed(seed)  # noqa: NPY002  some tasks draw from it
     envs = {}
     while True:
-        first_obs = None
         try:
             number, name, argument = connection.recv()
+        except (EOFError, ConnectionError):  # the parent has gone
+            return
+        first_obs = None
+        try:
             if name == "make":
                 env = envs[number] = make_env(*argument)
                 answer = env.observation_space, env.action_space, env.spec.max_episode_steps, str(env)
@@ -82,8 +85,6 @@ def work(connection, make_env, seed):
                 answer.append({key: info[key] for key in ("cost", "safe", "episode") if key in info})
                 if answer[2] or answer[3]:
                     first_obs, _ = envs[number].reset()
-        except (EOFError, ConnectionError):
-            return
         except Exception as error:
             reason = f"environment {number} failed in its worker: {error!r} (--num-workers 1 shows where)"
             answer = ValueError(str(error)) if name == "make" else ChildProcessError(reason)

@@ -82,9 +82,8 @@ def check_args(args):
         ("critic_epochs cg_iters fisher_subsampling line_search_steps kl_margin", "1 to 1e5", lambda x: 1 <= x <= 1e5),
         ("critic_learning_rate target_kl", "in [1e-9, 1e6]", lambda x: 1e-9 <= x <= 1e6),
         ("std_start std_end", "in [1e-4, 1e6]", lambda x: 1e-4 <= x <= 1e6),
-        ("cg_damping", "in [0, 1e6]", lambda x: 0 <= x <= 1e6),
+        ("cg_damping cost_limit", "in [0, 1e6]", lambda x: 0 <= x <= 1e6),
         ("seed save_every", "in [0, 2^31)", lambda x: 0 <= x < 2**31),
-        ("cost_limit", "in [0, 1e6]", lambda x: x is None or 0 <= x <= 1e6),
         ("gamma gae_lambda cost_gae_lambda", "in [0, 1]", lambda x: 0 <= x <= 1),
         ("backtrack", "between 0 and 1", lambda x: 0 < x < 1),
         ("critic_minibatches", f"a divisor of the {batch_size} steps", lambda x: x >= 1 and batch_size % x == 0),
@@ -92,8 +91,9 @@ def check_args(args):
         ("device", "cpu, for torch sees no CUDA device", lambda x: x == "cpu" or torch.cuda.is_available()),
     ):
         for name in names.split():
-            if not is_allowed(getattr(args, name)):
-                raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}, but must be {allowed}")
+            value = getattr(args, name)
+            if value is not None and not is_allowed(value):
+                raise ValueError(f"--{name.replace('_', '-')} is {value}, but must be {allowed}")
 
 
 class SafetyState(gym.Wrapper):
@@ -459,9 +459,9 @@ def train(args, checkpoint=None, make_env=make_env):
     obs_dim, longest = envs[0].observation_space.shape[0], envs[0].spec.max_episode_steps
     if "<Normalize" in str(envs[0]):
         print("A Normalize wrapper of the task is not saved with the policy; this script has its own", file=sys.stderr)
-    for flags, iterations in (("--total-timesteps", num_iterations), ("--save-every", args.save_every)):
+    for flag, iterations in (("--total-timesteps", num_iterations), ("--save-every", args.save_every)):
         if longest and 0 < iterations * args.num_steps < longest:
-            allowed = f"{flags} must give each environment at least {longest} steps, an episode's length"
+            allowed = f"{flag} must give each environment at least {longest} steps, an episode's length"
             raise ValueError(f"{allowed}, but {iterations} iterations are {iterations * args.num_steps}")
 
     # Networks and the critics' optimiser
@@ -478,9 +478,8 @@ def train(args, checkpoint=None, make_env=make_env):
     actions = np.zeros((*shape, agent.action_dim), dtype=np.float32)
     rewards, costs, terminations, dones = np.zeros((4, *shape), dtype=np.float32)
 
-    first = 1
+    first = checkpoint["iteration"] + 1 if checkpoint else 1
     if checkpoint:
-        first = checkpoint["iteration"] + 1
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(checkpoint["torch_rng"])
@@ -527,10 +526,10 @@ def train(args, checkpoint=None, make_env=make_env):
         reward_scale = agent.return_var.sqrt().item() + 1e-8
         scaled_rewards = np.clip(rewards / reward_scale, -10, 10)
         with torch.no_grad():
-            b_obs, b_next_obs = (agent.normalize(torch.as_tensor(x, device=device)) for x in (obs, next_obs))
+            inputs, next_inputs = (agent.normalize(torch.as_tensor(x, device=device)) for x in (obs, next_obs))
             critics = (agent.critic, agent.cost_critic)
-            values, cost_values = (critic(b_obs).squeeze(-1).cpu().numpy() for critic in critics)
-            next_values, next_cost_values = (critic(b_next_obs).squeeze(-1).cpu().numpy() for critic in critics)
+            values, cost_values = (critic(inputs).squeeze(-1).cpu().numpy() for critic in critics)
+            next_values, next_cost_values = (critic(next_inputs).squeeze(-1).cpu().numpy() for critic in critics)
         ends = (terminations, dones)
         advantages = gae(scaled_rewards, values, next_values, *ends, args.gamma, args.gae_lambda)
         cost_advantages = gae(costs, cost_values, next_cost_values, *ends, args.gamma, args.cost_gae_lambda)
@@ -541,7 +540,7 @@ def train(args, checkpoint=None, make_env=make_env):
         # Optimise the policy, then both critics
         estimates = (advantages, cost_advantages, returns, cost_returns)
         estimates = [torch.as_tensor(x, device=device).flatten() for x in estimates]
-        b_obs, b_actions = b_obs.flatten(0, 1), torch.as_tensor(actions, device=device).flatten(0, 1)
+        b_obs, b_actions = inputs.flatten(0, 1), torch.as_tensor(actions, device=device).flatten(0, 1)
         policy_log = update_policy(agent, b_obs, b_actions, *estimates[:2], args)
         value_loss, cost_value_loss = update_critics(agent, optimizer, b_obs, *estimates[2:], args)
 

@@ -105,9 +105,9 @@ def same_code(revision, other):
 
 
 def here():
-    """The revision of this folder, as a run records it: "-dirty" where Python code differs, "unknown" outside git."""
-    commit, changed = git("rev-parse", "--short=12", "HEAD")[1], git("diff", "--quiet", "HEAD", "--", "*.py")[0]
-    return commit + ("-dirty" if changed == 1 else "") if commit else "unknown"
+    """What scpo_run.git_revision gives a run; that file can't be imported here, since it imports torch."""
+    commit, changed = git("rev-parse", "--short=12", "HEAD")[1], git("diff", "--quiet", "HEAD", "--", ":/*.py")[0]
+    return commit + "-dirty" * bool(changed) if commit else os.getenv("SCPO_REVISION", "unknown")
 
 
 def refuse_mixtures(runs, args):
@@ -164,7 +164,7 @@ def measured_seconds(runs, stop):
             with open(f"{folder}/log.txt", "w") as log:
                 status = watch([*command, "--total-timesteps", 2 * steps], log, stop)
             if status and not stop:
-                fail(f"the measurement failed: {last_line(folder)}")
+                fail(f"the measurement failed: {curves.last_line(folder)}")
             if stop:
                 return {}
             seconds = curves.read(next(Path(folder).glob("*/progress.csv")))["seconds"]
@@ -189,11 +189,6 @@ def estimate(runs, measured, jobs):
     return f"{seconds / 3600:.1f} hours" if seconds > 3600 else f"{max(1, math.ceil(seconds / 60))} minutes"
 
 
-def last_line(folder):
-    """What a run said last."""
-    return " ".join(Path(folder, "log.txt").read_text(errors="replace").strip().splitlines()[-1:])[-300:]
-
-
 def watch(command, log, stop, has_enough=lambda: False, **options):
     """Runs a command until it ends. Returns its status, 0 if it was asked to leave.
 
@@ -212,11 +207,13 @@ def watch(command, log, stop, has_enough=lambda: False, **options):
 
 def execute(run, stop, lock):
     """Makes or resumes a run in a process of its own, which holds the lock too. Returns status and last words."""
-    capped = run.iterations < run.length
-    has_enough = lambda: capped and run.done() >= run.iterations  # noqa: E731
+
+    def has_enough():
+        return run.iterations < run.length and run.done() >= run.iterations
+
     with open(run.folder / "log.txt", "a") as log:
         status = watch(run.command(), log, stop, has_enough, pass_fds=[lock.fileno()])
-    return status, last_line(run.folder)
+    return status, curves.last_line(run.folder)
 
 
 def make_one(run, make, stop):
@@ -240,7 +237,10 @@ def make_one(run, make, stop):
 
 
 def make_all(runs, make, jobs, stop, args):
-    """Calls make(run, stop, lock) for each run, `jobs` at a time, and keeps its curve. Returns the runs that failed."""
+    """Makes each run that isn't complete by make(run, stop, lock), `jobs` at a time, and keeps the curves of all.
+
+    Returns the runs that failed. A signal in `stop` ends the process, once each run has saved.
+    """
     failed = []
     with ThreadPoolExecutor(jobs) as pool:
         futures = {pool.submit(make_one, run, make, stop): run for run in runs}
@@ -248,22 +248,12 @@ def make_all(runs, make, jobs, stop, args):
             run, error = futures[future], future.exception()
             wrong = f"{type(error).__name__}: {error}" if error else future.result() or keep(run, args)
             if wrong:
-                tell_failed(run, wrong)
+                say(f"{time.strftime('%H:%M:%S')} {run.name} FAILED, {' '.join(wrong.split())}")
                 failed.append(run)
+    if stop:
+        say("Stopped; the same command goes on where it was")
+        raise SystemExit(128 + stop[0])
     return failed
-
-
-def tell_failed(run, wrong):
-    say(f"{time.strftime('%H:%M:%S')} {run.name} FAILED, {' '.join(wrong.split())}")
-
-
-def keep_complete(runs, args):
-    """Keeps the curves of runs that were complete before. Returns those that can't be kept."""
-    wrong = {run: keep(run, args) for run in runs}
-    for run in runs:
-        if wrong[run]:
-            tell_failed(run, wrong[run])
-    return [run for run in runs if wrong[run]]
 
 
 def keep(run, args):
@@ -386,11 +376,7 @@ def main(argv=None):
         measured = measured_seconds(todo, stop)
         if measured:
             say(f"About {estimate(todo, measured, jobs)}. Less: --tasks, --algos, --seeds, --iterations, --quick.")
-    failed = make_all(todo, make, jobs, stop, args)
-    if stop:
-        say("Stopped; the same command goes on where it was")
-        raise SystemExit(128 + stop[0])
-    failed += keep_complete([run for run in runs if run not in todo], args)
+    failed = make_all(runs, make, jobs, stop, args)
     if args.one is None and list(args.results.glob("runs/*__*__*.csv")):
         command = [sys.executable, "-m", "reproduce.plot", "--results", str(args.results)]
         command += ["--iterations", str(args.iterations)] if args.iterations else []

@@ -16,7 +16,7 @@ from reproduce.plot import COLOURS, frame, plt, save, table, thinned, with_range
 
 METRICS = {"episodic_return": "return", "episodic_cost": "cost", "safe_episode_rate": "safe"}
 TABLE = "task, run, seeds, million steps, return, cost, limit, safe, steps/s, minutes"
-NOT_SETTINGS = (*curves.NOT_SETTINGS, "seed", "script", "exp_name", "env_id", "cost_limit")
+NOT_SETTINGS = (*curves.NOT_SETTINGS, "seed", "script", "env_id", "cost_limit")
 
 
 def load(path, label=None):

@@ -79,8 +79,7 @@ def on_a_worker(script, words, attempt, files, iterations):
                     process.send_signal(signal.SIGTERM)
                     asked = True
             if status is not None:
-                said = Path(folder, "log.txt").read_text(errors="replace").strip().splitlines()[-1:]
-                yield "", {}, (0 if asked else status, " ".join(said)[-300:])
+                yield "", {}, (0 if asked else status, curves.last_line(folder))
                 return
             time.sleep(0.5)
 

@@ -127,6 +127,11 @@ def length(path):
         return 0
 
 
+def last_line(folder):
+    """What the process that logs into a folder said last."""
+    return " ".join(Path(folder, "log.txt").read_text(errors="replace").strip().splitlines()[-1:])[-300:]
+
+
 def config(path):
     """Returns the settings of a run from its config.json."""
     try:

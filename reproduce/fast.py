@@ -9,6 +9,7 @@ from dataclasses import asdict
 import numpy as np
 
 from reproduce import curves, plot
+from reproduce.beside import METRICS
 from reproduce.curves import ALGOS, FAST, ROOT, TASKS, last_tenth, rows_of
 from reproduce.plot import reached, table, with_range
 
@@ -33,20 +34,13 @@ def usual(task):
     return asdict(script.Args(**settings.get(task, settings["any other task"])))
 
 
-def same(a, b):
-    try:
-        return float(a) == float(b)
-    except ValueError:
-        return a == b
-
-
 def told(trial, left_out=()):
     """Returns as text which settings of a trial, a row of search.csv, aren't the usual ones of its task."""
     differing = []
     for name, x in usual(trial["task"]).items():
         x = " ".join(f"{part:g}" for part in x) if isinstance(x, tuple) else str(x)
         tried = trial.get(name) or x
-        if name not in ("seed", *left_out) and not same(tried, x):
+        if name not in ("seed", *left_out) and curves.plain(tried) != curves.plain(x):
             differing.append(f"{name} {tried}")
     if trial.get("schedule", "none") not in ("none", ""):
         differing.append(f"a schedule of {trial['schedule']}")
@@ -77,11 +71,7 @@ def finals(groups, published):
             late = costs[:, costs.shape[1] // 2 :] > limit
             row = {"task": task, "settings": LOOKS[label][0], "seeds": len(runs["seed"]), "limit": limit}
             row["million steps"] = 1e-6 * runs["global_step"][0, -1]
-            for name, column in (
-                ("return", "episodic_return"),
-                ("cost", "episodic_cost"),
-                ("safe", "safe_episode_rate"),
-            ):
+            for column, name in METRICS.items():
                 row[name] = with_range(last_tenth(runs[column]))
                 row[f"published {name}"] = plot.published_mean(published, task, "SCPO", name, length)
             row["over the limit late"] = f"{late.sum()} of {late.size} iterations"
@@ -138,8 +128,7 @@ def trials(rows, results):
         if runs:
             row = {"task": task, "seeds": " ".join(f"{seed:.0f}" for seed in runs["seed"])}
             row["settings"] = "the paper's"
-            names = {"return": "episodic_return", "cost": "episodic_cost", "safe": "safe_episode_rate"}
-            for name, column in names.items():
+            for column, name in METRICS.items():
                 row[name] = with_range(last_tenth(runs[column][:, :fifth]))
             late = runs["episodic_cost"][:, fifth // 2 : fifth] > TASKS[task].cost_limit
             found.append({**row, "over the limit late": f"{late.sum()} of {late.size} iterations"})
@@ -147,7 +136,7 @@ def trials(rows, results):
             if (trial["task"], trial["state"]) != (task, "complete") or int(trial["steps"]) != fifth * 32768:
                 continue
             row = {"task": task, "seeds": trial["seed"], "settings": f"annealed, {told(trial)}"}
-            for name in ("return", "cost", "safe"):
+            for name in METRICS.values():
                 row[name] = with_range(np.array(trial[name].split(), float)) if trial.get(name) else None
             if trial.get("late"):  # the first trials didn't count them
                 counts = np.array(trial["late"].split(), float)

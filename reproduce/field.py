@@ -162,12 +162,7 @@ def main(argv=None):
     if todo and not find_spec("safety_gymnasium"):
         benchmark.fail("Safety-Gymnasium isn't installed; docs/field.md says how")
     stop = benchmark.signals()
-    failed = benchmark.make_all(todo, benchmark.execute, args.jobs, stop, args)
-    if stop:
-        say("Stopped; the same command goes on where it was")
-        raise SystemExit(128 + stop[0])
-    if not args.draw:
-        failed += benchmark.keep_complete([run for run in runs if run not in todo], args)
+    failed = benchmark.make_all([] if args.draw else runs, benchmark.execute, args.jobs, stop, args)
     try:
         for name, lines in make(args.results).items():
             say(f"\n{name}", *lines)

@@ -8,7 +8,6 @@ change of a step times its length. Returns are in standard deviations of the adv
 """
 
 import copy
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from unittest import mock
@@ -79,18 +78,18 @@ def held_out(run, count):
 
 
 def main(argv=None):
-    fail, parser = partial(curves.fail, "reproduce.held_out"), curves.parser("reproduce.held_out", __doc__)
+    parser = curves.parser("reproduce.held_out", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--batches", type=int, default=12, help="2 or more; default: 12")
     args = parser.parse_args(argv)
     if args.batches < 2:
-        fail(f"--batches is {args.batches}, but must be 2 or more")
+        parser.error(f"--batches is {args.batches}, but must be 2 or more")
     path = RESULTS / "held_out.csv"
     for run in args.runs:
         try:
             rows = held_out(run, args.batches)
         except ValueError as error:
-            fail(error)
+            parser.error(str(error))
         kept = [row for row in curves.rows_of(path) if any(row[key] != str(rows[0][key]) for key in KEYS[:-1])]
         curves.write_rows(path, [*kept, *rows])
         say(f"{run}: " + ", ".join(f"{x} {np.mean([float(row[x]) for row in rows]):.4g}" for x in VALUES))

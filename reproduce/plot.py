@@ -127,12 +127,8 @@ def campaign(groups, published):
             finals = {name: last_tenth(runs[column]) for column, (name, _) in METRICS.items()}
             row = dict(task=task, algorithm=algo, iterations=iterations, seeds=seeds)
             for name, values in finals.items():
-                row.update(
-                    {
-                        name: with_range(values),
-                        f"published {name}": published_mean(published, task, algo, name, iterations),
-                    }
-                )
+                row[name] = with_range(values)
+                row[f"published {name}"] = published_mean(published, task, algo, name, iterations)
             row["verdict"] = verdict(
                 finals["return"], row["published return"], finals["cost"], np.inf if algo in UNCONSTRAINED else limit
             )

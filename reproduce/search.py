@@ -151,18 +151,18 @@ def objective(trial, task, seeds, steps, given):
     course = {name: values.pop(name, None) for name in ("schedule", "hold", "ent_coef_end")}
     settings = {**defaults(task), "anneal_lr": True, **values}
     scores, told = [], {"return": [], "cost": [], "safe": [], "late": []}
+    trial.set_user_attr("steps", steps)
+    trial.set_user_attr("seed", " ".join(map(str, seeds)))
     for seed in seeds:
         args = script_of(task).Args(**dict(settings, seed=seed, total_timesteps=steps))
         num_iterations = args.total_timesteps // (args.num_envs * args.num_steps)
-        trial.set_user_attr("steps", steps)
-        trial.set_user_attr("seed", " ".join(map(str, seeds)))
         rows = []
         for row in iterations(args, **course):
             rows.append(row)
             returns, costs, safe = np.array(rows).T
             at_the_end = len(rows) == num_iterations
             quarter, rest = divmod(4 * len(rows), num_iterations)
-            if rest >= 4 and not at_the_end:
+            if rest >= 4 and not at_the_end:  # it reports once a quarter of the run
                 continue
             so_far = score(returns, costs, target, max(cost, limit / 3), limit, at_the_end)
             now = {"return": last_tenth(returns), "cost": last_tenth(costs), "safe": last_tenth(safe)}

@@ -160,9 +160,9 @@ class BallTask(gym.Env):
         options = self.check_options(options)
         super().reset(seed=seed)
         self.bullet.restoreState(self.clean_world, physicsClientId=self.client)
-        self.steps = 0
+        self.steps, self.cost = 0, 0.0
         position, orientation = self.place(options)
-        self.bullet.resetBasePositionAndOrientation(self.ball, position, orientation, physicsClientId=self.client)
+        self.put(self.ball, position, orientation)
         self.bullet.stepSimulation(physicsClientId=self.client)
         self.read_state()
         self.start()
@@ -254,11 +254,8 @@ class BallTask(gym.Env):
 
     def update_visuals(self):
         """The ball turns red in a step that costs."""
-        colour = (1, 0.2, 0.2, 1) if self.steps and self.cost else (1, 1, 1, 1)
-        self.paint(self.ball, colour)
-
-    def paint(self, body, rgba):
-        self.bullet.changeVisualShape(body, -1, rgbaColor=rgba, physicsClientId=self.client)
+        colour = (1, 0.2, 0.2, 1) if self.cost else (1, 1, 1, 1)
+        self.bullet.changeVisualShape(self.ball, -1, rgbaColor=colour, physicsClientId=self.client)
 
     def put(self, body, position, orientation=(0, 0, 0, 1)):
         self.bullet.resetBasePositionAndOrientation(body, position, orientation, physicsClientId=self.client)

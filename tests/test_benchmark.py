@@ -298,7 +298,7 @@ def test_outside_git_the_same_command_goes_on(capsys, tmp_path, monkeypatch):
     (made / "config.json").write_text(json.dumps(dict(revision=scpo_run.git_revision(tmp_path))))
     assert benchmark.here() == "unknown" and "--resume" in commands(capsys, *where)[0]
     monkeypatch.setenv("SCPO_REVISION", "e72d9fe33146")
-    assert scpo_run.git_revision(tmp_path) == "e72d9fe33146"
+    assert scpo_run.git_revision(tmp_path) == benchmark.here() == "e72d9fe33146"
 
 
 def test_code_of_another_revision_is_not_mixed_in_unasked(capsys, tmp_path, monkeypatch):
@@ -313,7 +313,11 @@ def test_code_of_another_revision_is_not_mixed_in_unasked(capsys, tmp_path, monk
         revisions.append(benchmark.here())
     assert benchmark.same_code(revisions[0], revisions[1]) and not benchmark.same_code(revisions[0], revisions[2])
     (tmp_path / "scpo_discrete.py").write_text("3")
-    assert HERE() == revisions[2] + "-dirty"
+    assert HERE() == scpo_run.git_revision(tmp_path) == revisions[2] + "-dirty"
+    (tmp_path / "project").mkdir()
+    with monkeypatch.context() as patch:  # a project in a folder of a larger repository
+        patch.setattr(benchmark, "ROOT", tmp_path / "project")
+        assert HERE() == scpo_run.git_revision(tmp_path / "project") == revisions[2] + "-dirty"
     subprocess.run([*git, "checkout", "-q", "."], check=True)
 
     where = ["--runs-dir", tmp_path / "runs", "--tasks", "CartSafe-v0", "--algos", "SCPO", "--seeds", 1, "--dry-run"]
@@ -391,7 +395,7 @@ def test_an_odd_kept_file_gives_way_and_the_other_curves_are_kept(odd, tmp_path,
     (tmp_path / "runs").mkdir()
     for ending in ("csv", "json"):
         (tmp_path / "runs" / f"{names[0]}.{ending}").write_bytes(odd)
-    assert not benchmark.keep_complete(runs, SimpleNamespace(results=tmp_path, replace=False))
+    assert not benchmark.make_all(runs, None, 2, [], SimpleNamespace(results=tmp_path, replace=False))
     assert curve_lengths(tmp_path / "runs") == dict.fromkeys(names, 20)
 
 

@@ -98,6 +98,8 @@ def test_what_fails_in_a_worker_is_told():
     unpacked([env.reset(seed=1) for env in envs])
     with pytest.raises(ChildProcessError, match="environment 1 failed in its worker: RuntimeError.*motor is on fire"):
         unpacked([envs[0].step("go"), envs[1].step("fail")])
+    with pytest.raises(ChildProcessError, match="environment 1 failed in its worker: ConnectionResetError.*hung up"):
+        unpacked([envs[0].step("go"), envs[1].step("offline")])
     assert unpacked([env.step("go") for env in envs])  # the worker lives on
     (pid, _), *_ = envs[0].step("go")
     os.kill(pid, signal.SIGKILL)

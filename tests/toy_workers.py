@@ -32,6 +32,8 @@ class Env:
         self.steps += 1
         if action == "fail":
             raise RuntimeError("the motor is on fire")
+        if action == "offline":
+            raise ConnectionResetError("the robot has hung up")
         if action == "hang":
             time.sleep(1000)
         if action == "meet":  # goes on when the other environments are here too
