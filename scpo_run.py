@@ -176,12 +176,12 @@ def logs(folder):
 
 
 def append_rows(path, rows):
-    """Appends dicts to a CSV file, with a header if it is new; closed each time, so that a crash loses nothing."""
+    """Appends dicts to a CSV file, floats with six digits or all before the point. Closed each time: it may crash."""
     with open(path, "a") as file:
         for row in rows:
             if file.tell() == 0:
                 print(*row, sep=",", file=file)
-            cells = (f"{x:.6g}" if isinstance(x, (float, np.floating)) else x for x in row.values())
+            cells = (x if isinstance(x, int) else f"{x:.{max(6, len(f'{x:.0f}'))}g}" for x in row.values())
             print(*cells, sep=",", file=file)
 
 
@@ -229,7 +229,7 @@ def run(train, Args, task_settings, argv=None):
                 raise
             raise ValueError(f"--resume {args.resume}: last.pt lacks a part or doesn't fit ({error!r})") from error
         folder, lock, made_by = open_folder(args, script, loaded)
-    except (ValueError, ChildProcessError) as error:
+    except (ValueError, ChildProcessError, ModuleNotFoundError) as error:  # the last one: a file of ours isn't here
         faulthandler.cancel_dump_traceback_later()
         say(f"{script.name}: {re.sub(WRONG_ID, RIGHT_ID, ' '.join(str(error).split())[:500])}", sys.stderr)
         raise SystemExit(2) from None
@@ -302,16 +302,16 @@ def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
         say(f"{line:79.79}", sys.stderr, end="\r" if sys.stderr.isatty() else "\n")
 
         # Save
-        keeps_limit = progress["sampled_from"] and row["episodic_cost"] <= args.cost_limit * (1 + 1e-9)
+        keeps_limit = progress["sampled_from"] and row["episodic_cost"] <= args.cost_limit * (1 + 1e-6)
         if keeps_limit and row["safe_episode_rate"] >= args.min_safe_rate and row["episodic_return"] > best_return:
             best_return = float(row["episodic_return"])
             save(folder / "best_safe.pt", **made_by, iteration=iteration, agent=progress["sampled_from"])
         ended += len(episodes)
         if iteration == total or stop or (args.save_every and iteration % args.save_every == 0):
             save_last()
-            enough = iteration - begun >= min(args.save_every or total, total)  # less may be too short for an episode
-            if enough and not (ended or stop):
-                raise FloatingPointError(f"no episode has ended by iteration {iteration}; the task needs a time limit")
+            if not (ended or stop) and iteration - begun >= min(args.save_every or total, total):  # else too early
+                needed = "the task needs a time limit, or the run a larger --save-every"
+                raise FloatingPointError(f"no episode has ended by iteration {iteration}; {needed}")
             ended, begun = 0, iteration
         if stop and iteration < total:
             say(f"\nStopped after iteration {iteration} of {total}; go on with --resume {folder}", sys.stdout)

@@ -116,16 +116,17 @@ class SafetyState(gym.Wrapper):
 
     def augmented(self, obs):
         state = np.empty(self.observation_space.shape, dtype=np.float32)
+        if len(obs) != len(state) - self.augment_state:
+            raise ValueError(f"an observation has {len(obs)} numbers, its space {len(state) - self.augment_state}")
         state[: len(obs)] = obs
-        if self.augment_state:
-            state[-1] = min(self.spent / max(self.cost_limit, 1e-8), 1 + DELTA)
+        state[len(obs) :] = min(self.spent / max(self.cost_limit, 1e-8), 1 + DELTA)  # nowhere without augment_state
         return state
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
             self.action_space.seed(seed)  # some tasks draw noise from it
         obs, info = self.env.reset(seed=seed, options=options)
-        self.spent, self.episodic_return, self.length = 0.0, 0.0, 0
+        self.spent, self.earned, self.length = 0.0, 0.0, 0
         return self.augmented(obs), info
 
     def step(self, action):
@@ -133,14 +134,13 @@ class SafetyState(gym.Wrapper):
         cost = info["cost"] if "cost" in info else np.sum(info.get("constraint_costs"))  # gym-safety's name
         if cost is None or np.ndim(cost) or not 0 <= cost < math.inf:
             raise ValueError(f'info["cost"] is {cost}, but each step must put one number, 0 or more, into it')
-        info["cost"] = float(cost)
+        info = {**info, "cost": float(cost)}  # the task may go on using its own dict
         self.spent += info["cost"]
-        self.episodic_return += float(reward)
+        self.earned += float(reward)
         self.length += 1
-        info["safe"] = int(self.spent <= self.cost_limit * (1 + 1e-9))  # in floating point 0.1 + 0.1 + 0.1 > 0.3
+        info["safe"] = int(self.spent <= self.cost_limit * (1 + 1e-6))  # in floating point 0.1 + 0.1 + 0.1 > 0.3
         if terminated or truncated:
-            totals = {"return": self.episodic_return, "cost": self.spent, "length": self.length}
-            info["episode"] = {**totals, "safe": info["safe"]}
+            info["episode"] = {"return": self.earned, "cost": self.spent, "length": self.length, "safe": info["safe"]}
         return self.augmented(obs), reward, terminated, truncated, info
 
 
@@ -149,8 +149,8 @@ def make_env(env_id, cost_limit, augment_state):
     try:
         env = gym.make(env_id, disable_env_checker=True)
         space = env.action_space
-        is_float_box = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
-        if not is_float_box and not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
+        is_box = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating) and all(space.shape)
+        if not is_box and not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
             raise ValueError(f"actions must be a Box of floats, Discrete or MultiDiscrete, not {space}")
         if cost_limit is None:
             raise ValueError("--cost-limit is needed: the cost that an episode may spend, 0 or more")
@@ -158,7 +158,7 @@ def make_env(env_id, cost_limit, augment_state):
         env.reset(seed=0)
         env.step(space.sample())
     except Exception as error:
-        reason = str(error) or type(error).__name__
+        reason = str(error) if isinstance(error, (ValueError, ImportError, gym.error.Error)) else repr(error)
         if "values to unpack" in reason:
             reason = 'reset must return obs, info; step obs, reward, terminated, truncated, info, with info["cost"]'
         raise ValueError(f"--env-id {env_id}: {reason}") from error
@@ -442,7 +442,7 @@ def train(args, checkpoint=None, make_env=make_env):
     envs = [make_env(args.env_id, args.cost_limit, args.augment_state) for _ in range(args.num_envs)]
     obs_dim, longest = envs[0].observation_space.shape[0], envs[0].spec.max_episode_steps
     if "<Normalize" in str(envs[0]):
-        print("A Normalize wrapper of the task is not saved with the policy; this script has its own", file=sys.stderr)
+        print("A Normalize wrapper isn't saved, and the returns go by it; this script has its own", file=sys.stderr)
     for flag, iterations in (("--total-timesteps", num_iterations), ("--save-every", args.save_every)):
         if longest and 0 < iterations * args.num_steps < longest:
             allowed = f"{flag} must give each environment at least {longest} steps, an episode's length"

@@ -29,7 +29,7 @@ SETTINGS = {  # what differs from the scripts' defaults
 BY_TASK = {  # and for SCPO by task, after the trials in docs/field.md
     "SafetyHalfCheetahVelocity-v1": dict(ent_coef=0, beta=0),
     "SafetyHopperVelocity-v1": dict(ent_coef=0, termination_cost=26),
-    "SafetyPointGoal1-v0": dict(beta=0.2, reward_bias=0.05, limit_factor=40, learning_rate=6e-4),
+    "SafetyPointGoal1-v0": dict(beta=0.2, reward_bias=0.05, limit_factor=8, learning_rate=6e-4),
 }
 THEIRS = {"TRPOLag": "TRPO-L", "CPO": "CPO"}  # OmniSafe's names of these
 COLUMNS = ("k", "beta", "safety_gamma", "termination_cost")
@@ -54,13 +54,15 @@ class Run(benchmark.Run):
 
 
 def load(results):
-    """Returns the kept runs, and the published finals as dicts."""
+    """Returns the kept runs, each labelled by what differs from BY_TASK, and the published finals as dicts."""
     paths = [
         path for task in TASKS for algo in SETTINGS for path in sorted(results.glob(f"runs/{task}__{algo}__*.csv"))
     ]
     runs = [beside.load(path, path.stem.split("__")[1]) for path in paths]
     for run, path in zip(runs, paths):
         run.task = path.stem.split("__")[0]
+        now = {name: x for name, x in BY_TASK.get(run.task, {}).items() if run.label == "SCPO"}
+        run.label += "".join(f", {name} {run.settings[name]:g}" for name in now if run.settings.get(name) != now[name])
     published = curves.rows_of(results / "published.csv")
     return runs, [{**final, "label": THEIRS.get(final["algorithm"])} for final in published]
 

@@ -27,7 +27,7 @@ def header(width, name, env):
     image = Image.new("RGB", (width, HEADER), "white")
     draw, colour = ImageDraw.Draw(image), GREEN if evaluate.within_limit(env) else RED
     draw.text((8, 2), name, "black", ImageFont.load_default(22))
-    draw.text((100, 4), f"step {env.length}, return {round(env.episodic_return)}", "black", ImageFont.load_default(16))
+    draw.text((100, 4), f"step {env.length}, return {round(env.earned)}", "black", ImageFont.load_default(16))
     draw.text((100, 23), f"cost {env.spent:g}, limit {env.cost_limit:g}", colour, ImageFont.load_default(16))
     left, right, scale = 8, width - 8, 2 * max(env.cost_limit, 1e-8)
     draw.rectangle((left, 46, left + (right - left) * min(env.spent / scale, 1), 58), colour)
@@ -73,7 +73,7 @@ def frames(run, seed, every):
             x, y = place(drawn.unwrapped, position)
             draw.circle((x, y + HEADER), 3 if i < len(path) else 11, colour)
         yield frame
-    say(f"{name}: return {drawn.episodic_return:.1f}, cost {drawn.spent:g}, limit {drawn.cost_limit:g}")
+    say(f"{name}: return {drawn.earned:.1f}, cost {drawn.spent:g}, limit {drawn.cost_limit:g}")
 
 
 def film(path, runs, seed, every, width):

@@ -102,7 +102,7 @@ def iterations(args, schedule="none", hold=None, ent_coef_end=None):
         if not iteration:
             continue  # nothing has been trained yet
         episodes = progress["episodes"] or episodes  # of the iteration before, where none has ended
-        safe = [episode["cost"] <= cost_limit * (1 + 1e-9) for episode in episodes]
+        safe = [episode["cost"] <= cost_limit * (1 + 1e-6) for episode in episodes]
         yield [*(np.mean([episode[name] for episode in episodes]) for name in ("return", "cost")), np.mean(safe)]
 
 

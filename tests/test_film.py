@@ -16,7 +16,7 @@ from reproduce import film
 
 @pytest.mark.parametrize("spent, colour, filled", [(0, film.GREEN, 0), (25, film.GREEN, 0.5), (30, film.RED, 0.6)])
 def test_the_bar_shows_cost_and_limit(spent, colour, filled):
-    env = SimpleNamespace(spent=spent, cost_limit=25, length=3, episodic_return=1.0)
+    env = SimpleNamespace(spent=spent, cost_limit=25, length=3, earned=1.0)
     bar = np.asarray(film.header(416, "SCPO", env))[52]  # a row of pixels through it, 8 left on both sides
     inside = (bar[9:408] == ImageColor.getrgb(colour)).all(-1)
     black = (bar[205:212] < 40).all(-1)
@@ -26,7 +26,7 @@ def test_the_bar_shows_cost_and_limit(spent, colour, filled):
 
 def test_an_exactly_spent_limit_is_kept():
     """In floating point 0.1 + 0.1 + 0.1 is more than 0.3; training calls the episode safe."""
-    env = SimpleNamespace(spent=0.1 + 0.1 + 0.1, cost_limit=0.3, length=3, episodic_return=1.0)
+    env = SimpleNamespace(spent=0.1 + 0.1 + 0.1, cost_limit=0.3, length=3, earned=1.0)
     assert tuple(np.asarray(film.header(416, "SCPO", env))[52, 100]) == ImageColor.getrgb(film.GREEN)
     env.spent = 0.31
     assert tuple(np.asarray(film.header(416, "SCPO", env))[52, 100]) == ImageColor.getrgb(film.RED)

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 SMALL = "--env-id toy_env:Toy-v0 --num-envs 2 --num-steps 64 --minibatch-size 32 --no-compile --cost-limit 3".split()
 
 
+ALL = [scpo, scpo_discrete, trpo, trpo_lagrangian, cpo, pcpo, pdo]
 BOX = gym.spaces.Box(-1, 1, (2,))
 
 
@@ -392,7 +393,7 @@ def test_an_end_of_the_tasks_own_making_is_unsafe_and_costs_where_asked_for(scri
     np.testing.assert_array_equal(ends, expected)
 
 
-@pytest.mark.parametrize("script", [scpo, scpo_discrete, trpo, trpo_lagrangian, cpo, pcpo, pdo])
+@pytest.mark.parametrize("script", ALL)
 def test_a_wrapper_that_normalises_and_is_not_saved_is_named(script, capsys):
     def with_wrapper(*task):
         env = script.make_env(*task)
@@ -405,7 +406,7 @@ def test_a_wrapper_that_normalises_and_is_not_saved_is_named(script, capsys):
         args.total_timesteps, args.save_every, args.compile = 256, 0, False
         next(script.train(args, make_env=make_env))
         said = capsys.readouterr().err.splitlines()
-        assert len(said) == times and all("A Normalize wrapper of the task is not saved" in line for line in said)
+        assert len(said) == times and all("A Normalize wrapper isn't saved" in line for line in said)
 
 
 @pytest.mark.parametrize("script", [scpo, scpo_discrete])
@@ -768,3 +769,46 @@ def test_it_learns_safety_ball_run(tmp_path):
     assert returns[0] < 0 < 150 < returns[-1]
     assert costs[-1] < 0.7 * costs[0]
     assert float(progress[-1]["safe_episode_rate"]) > float(progress[0]["safe_episode_rate"])
+
+
+class Scripted(gym.Env):
+    """Its observations and infos are given, one a step."""
+
+    observation_space, action_space = gym.spaces.Box(-9, 9, (2,)), gym.spaces.Box(-1, 1, (1,))
+
+    def __init__(self, obs=(1.0, 2.0), infos=()):
+        self.obs, self.infos = np.array(obs), iter(infos)
+
+    def reset(self, *, seed=None, options=None):
+        return self.obs, {}
+
+    def step(self, action):
+        return self.obs, 1.0, False, True, next(self.infos)
+
+
+@pytest.mark.parametrize("script", ALL)
+@pytest.mark.parametrize("obs", [(1.0,), (1.0, 2.0, 3.0)])
+def test_an_observation_of_another_size_than_its_space_is_refused(obs, script):
+    """Else the share of the limit would take the place of its last number, or memory of another array fill it up."""
+    for augment_state in (False, True):
+        with pytest.raises(ValueError, match=f"^an observation has {len(obs)} numbers, its space 2$"):
+            script.SafetyState(Scripted(obs), 5, augment_state).reset()
+
+
+@pytest.mark.parametrize("script", ALL)
+def test_an_info_that_tasks_share_keeps_their_episodes_apart(script):
+    shared = {"cost": 10.0}
+    one, two = (script.SafetyState(Scripted(infos=[shared]), 5) for _ in range(2))
+    one.reset(), two.reset()
+    first = one.step(None)[4]
+    shared["cost"] = 0.0
+    second = two.step(None)[4]
+    assert (first["episode"]["cost"], first["safe"], second["episode"]["cost"], second["safe"]) == (10, 0, 0, 1)
+    assert shared == {"cost": 0.0}
+
+
+@pytest.mark.parametrize("script", ALL)
+def test_costs_of_32_bits_that_add_up_to_the_limit_keep_it(script):
+    env = script.SafetyState(Scripted(infos=[{"cost": np.float32(0.1)}] * 4), 0.3)
+    env.reset()
+    assert [env.step(None)[4]["safe"] for _ in range(4)] == [1, 1, 1, 0]

@@ -1014,6 +1014,8 @@ def test_what_no_script_can_train_gets_one_line(script, tmp_path, capsys):
         (["--env-id", "toy_env:ToyNoCost-v0"], "actions must be" if "discrete" in script else 'info["cost"] is None'),
         (["--env-id", "toy_env:ToyIntegers-v0"], "actions must be"),
         (["--env-id", "toy_env:ToyBools-v0"], "actions must be"),
+        (["--env-id", "toy_env:ToyEmpty-v0"], "actions must be"),
+        (["--env-id", flags(script, task="Bug")[1]], "Bug-v0: KeyError('speed')"),
         (["--env-id", "Nowhere-v0"], "--env-id Nowhere-v0"),
         (["--num-envs", 1025], "--num-envs is 1025, but must be in [1, 1024]"),
         (
@@ -1023,6 +1025,21 @@ def test_what_no_script_can_train_gets_one_line(script, tmp_path, capsys):
     ):
         assert says in refused(capsys, run_script, script, *argv, *more)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_without_the_file_of_workers_is_refused_them(script, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scpo_workers", None)
+    said = refused(capsys, run_script, script, *flags(script, tmp_path), "--num-workers", 2)
+    assert "scpo_workers" in said
+
+
+def test_a_large_return_keeps_its_digits(tmp_path):
+    values = dict(
+        large=1234567.89, small=-0.123456789, nan=np.nan, whole=12345678, mean=np.float64(-1e7), one=np.float32(1)
+    )
+    scpo_run.append_rows(tmp_path / "rows.csv", [values])
+    assert (tmp_path / "rows.csv").read_text() == f"{','.join(values)}\n1234568,-0.123457,nan,12345678,-10000000,1\n"
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -26,8 +26,9 @@ class Toy(gym.Env):
             "discrete": gym.spaces.Discrete(3),
             "sequence": gym.spaces.Sequence(box),
         }[obs]
+        shape = (0,) if fault == "empty" else (2,)
         low, dtype = {"integers": (-1, np.int64), "bools": (0, bool)}.get(fault, (-1, np.float32))
-        self.action_space = gym.spaces.Box(low, 1, (2,), dtype)
+        self.action_space = gym.spaces.Box(low, 1, shape, dtype)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -58,6 +59,8 @@ class Toy(gym.Env):
             cost = self.costs[self.steps - 1]
         if self.fault == "nan" and self.total > 150:
             reward = float("nan")
+        if self.fault == "bug":
+            raise KeyError("speed")
         if self.fault == "raise" and self.total > 150:
             raise RuntimeError("the motor is\non fire")
         if self.fault == "hang" and self.total > 150:
@@ -99,6 +102,7 @@ gym.register("ToyNoCost-v0", Toy, max_episode_steps=20, kwargs=dict(cost="none")
 gym.register("ToyNegative-v0", Toy, max_episode_steps=20, kwargs=dict(costs=[-1.0] * 20))
 gym.register("ToyIntegers-v0", Toy, max_episode_steps=20, kwargs=dict(fault="integers"))
 gym.register("ToyBools-v0", Toy, max_episode_steps=20, kwargs=dict(fault="bools"))
+gym.register("ToyEmpty-v0", Toy, max_episode_steps=20, kwargs=dict(fault="empty"))
 gym.register("ToyNan-v0", Toy, max_episode_steps=20, kwargs=dict(fault="nan"))
 gym.register("ToyChoice-v0", ToyChoice, max_episode_steps=20)
 gym.register("ToyChoices-v0", ToyChoice, max_episode_steps=20, kwargs=dict(actions="choices"))
@@ -112,6 +116,6 @@ gym.register("ToyChoiceEndless-v0", ToyChoice)
 gym.register("ToyChoiceLong-v0", ToyChoice, max_episode_steps=250)
 gym.register("ToyChoiceTenth-v0", ToyChoice, max_episode_steps=3, kwargs=dict(costs=[0.1] * 3))
 gym.register("ToyDie-v0", Toy, max_episode_steps=20, kwargs=dict(fault="die"))
-for fault in ("raise", "hang", "slow", "array", "forget", "six", "noise", "old", "unbuilt", "lost", "killed"):
+for fault in ("raise", "hang", "slow", "array", "forget", "six", "noise", "old", "unbuilt", "lost", "killed", "bug"):
     gym.register(f"Toy{fault.title()}-v0", Toy, max_episode_steps=20, kwargs=dict(fault=fault))
     gym.register(f"ToyChoice{fault.title()}-v0", ToyChoice, max_episode_steps=20, kwargs=dict(fault=fault))
