@@ -164,8 +164,8 @@ def film(path, env, policy, seed, modes, max_steps):
 
     def frame(mode):
         picture, task, cost, limit = drawn.render(), drawn.unwrapped, drawn.spent, drawn.cost_limit
-        if not isinstance(picture, np.ndarray):
-            raise ValueError("its render() returns no picture")
+        if not isinstance(picture, np.ndarray) or picture.ndim != 3:
+            raise ValueError("its render() returns no picture in colour")
         text = f"{mode}, step {drawn.length}"
         if hasattr(task, "speed_limit"):
             text += f", speed {np.hypot(*task.velocity[:2]):.2f} m/s, limit {task.speed_limit:g}"
@@ -189,7 +189,8 @@ def film(path, env, policy, seed, modes, max_steps):
                 for _ in play(drawn, policy, seed, mode, max_steps):
                     writer.append_data(frame(mode))
     except Exception as error:
-        hint = "it takes imageio, imageio-ffmpeg, and without a display MUJOCO_GL=egl or osmesa for MuJoCo"
+        hint = 'it takes a task with render_mode="rgb_array", imageio, imageio-ffmpeg, '
+        hint += "and without a display MUJOCO_GL=egl or osmesa for MuJoCo"
         raise ValueError(f"--video: can't film {env.spec.id} into {path}: {error!r} ({hint})") from error
 
 

@@ -246,7 +246,7 @@ def frame(axis, title, limit=None):
     if limit is not None:
         axis.axhline(limit, color="black", linestyle="-.", linewidth=0.8)
         axis.set_yscale("symlog", linthresh=max(limit, 1e-3))
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(bottom=0 if limit else -1e-4)  # a limit of 0 is seen above the edge
 
 
 def band(axis, steps, values, label, **look):
