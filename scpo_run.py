@@ -176,12 +176,12 @@ def logs(folder):
 
 
 def append_rows(path, rows):
-    """Appends dicts to a CSV file, floats with six digits or all before the point. Closed each time: it may crash."""
+    """Appends dicts to a CSV, with a header if new; a crash loses none. Floats: six digits or all before the point."""
     with open(path, "a") as file:
         for row in rows:
             if file.tell() == 0:
                 print(*row, sep=",", file=file)
-            cells = (x if isinstance(x, int) else f"{x:.{max(6, len(f'{x:.0f}'))}g}" for x in row.values())
+            cells = (x if isinstance(x, int) else f"{x:.{max(6, len(f'{abs(x):.0f}'))}g}" for x in row.values())
             print(*cells, sep=",", file=file)
 
 

@@ -421,7 +421,7 @@ def train(args, checkpoint=None, make_env=make_env):
     envs = [make_env(args.env_id, args.cost_limit, args.augment_state) for _ in range(args.num_envs)]
     obs_dim, longest = envs[0].observation_space.shape[0], envs[0].spec.max_episode_steps
     if "<Normalize" in str(envs[0]):
-        print("A Normalize wrapper isn't saved, and the returns go by it; this script has its own", file=sys.stderr)
+        print("A Normalize wrapper isn't saved, NormalizeReward alters returns; this script does both", file=sys.stderr)
     for flag, iterations in (("--total-timesteps", num_iterations), ("--save-every", args.save_every)):
         if longest and 0 < iterations * args.num_steps < longest:
             allowed = f"{flag} must give each environment at least {longest} steps, an episode's length"

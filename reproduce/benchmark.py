@@ -229,7 +229,7 @@ def make_one(run, make, stop):
             return ""
         except OSError:
             pass  # a file system without locks
-        if run.done() >= run.iterations:  # made by another process in the meantime
+        if run.done() >= run.iterations:  # complete, or made by another process in the meantime
             return ""
         say(f"{time.strftime('%H:%M:%S')} {run.name}: from iteration {run.done()} to {run.iterations}")
         status, last = make(run, stop, lock)

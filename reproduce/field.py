@@ -62,7 +62,8 @@ def load(results):
     for run, path in zip(runs, paths):
         run.task = path.stem.split("__")[0]
         now = {name: x for name, x in BY_TASK.get(run.task, {}).items() if run.label == "SCPO"}
-        run.label += "".join(f", {name} {run.settings[name]:g}" for name in now if run.settings.get(name) != now[name])
+        had = {**curves.defaults(run.settings["script"]), **run.settings}
+        run.label += "".join(f", {name} {had[name]:g}" for name in now if had.get(name, now[name]) != now[name])
     published = curves.rows_of(results / "published.csv")
     return runs, [{**final, "label": THEIRS.get(final["algorithm"])} for final in published]
 

@@ -1035,11 +1035,10 @@ def test_a_script_without_the_file_of_workers_is_refused_them(script, tmp_path, 
 
 
 def test_a_large_return_keeps_its_digits(tmp_path):
-    values = dict(
-        large=1234567.89, small=-0.123456789, nan=np.nan, whole=12345678, mean=np.float64(-1e7), one=np.float32(1)
-    )
-    scpo_run.append_rows(tmp_path / "rows.csv", [values])
-    assert (tmp_path / "rows.csv").read_text() == f"{','.join(values)}\n1234568,-0.123457,nan,12345678,-10000000,1\n"
+    values = 1234567.89, -0.123456789, np.nan, 12345678, np.float64(-1e7), -123456.7, np.float32(1)
+    scpo_run.append_rows(tmp_path / "rows.csv", [dict(zip("abcdefg", values))])
+    said = "a,b,c,d,e,f,g\n1234568,-0.123457,nan,12345678,-10000000,-123457,1\n"
+    assert (tmp_path / "rows.csv").read_text() == said
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
