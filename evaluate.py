@@ -189,6 +189,8 @@ def film(path, env, policy, seed, modes, max_steps):
                 for _ in play(drawn, policy, seed, mode, max_steps):
                     writer.append_data(frame(mode))
     except Exception as error:
+        if Path(path).is_file() and not Path(path).stat().st_size:
+            Path(path).unlink()  # it was made here, and nothing came into it
         hint = 'it takes a task with render_mode="rgb_array", imageio, imageio-ffmpeg, '
         hint += "and without a display MUJOCO_GL=egl or osmesa for MuJoCo"
         raise ValueError(f"--video: can't film {env.spec.id} into {path}: {error!r} ({hint})") from error

@@ -399,6 +399,7 @@ def test_bad_input_gets_one_line_and_status_2(argv, says, runs, tmp_path, capsys
     (tmp_path / "folder.mp4").mkdir()
     places = dict(run=runs["scpo_continuous"], root=ROOT, folder=tmp_path / "folder.mp4", tmp=tmp_path)
     assert says.format(**places) in refused(capsys, *argv.format(**places).split())
+    assert not (tmp_path / "no.mp4").exists()
 
 
 @pytest.mark.parametrize(
