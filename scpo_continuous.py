@@ -242,8 +242,8 @@ class Agent(nn.Module):
 
     def to_env(self, actions):
         """Maps actions (num_envs, action_dim) to the task's: [-1, 1] to a component's range, if it has one; clips."""
-        space = self.action_space
-        return np.clip(self.middle + self.half * actions.reshape(-1, *space.shape), space.low, space.high)
+        low, high = self.action_space.low, self.action_space.high
+        return np.clip(self.middle + self.half * actions.reshape(-1, *low.shape), low, high).astype(low.dtype)
 
 
 def numpy_policy(agent):

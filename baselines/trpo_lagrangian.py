@@ -227,10 +227,10 @@ class Agent(nn.Module):
 
     def to_env(self, actions):
         """Maps actions (num_envs, action_dim) to the task's: [-1, 1] to a component's range, if it has one; clips."""
-        actions = actions.reshape(-1, *self.action_space.shape)
+        space, actions = self.action_space, actions.reshape(-1, *self.action_space.shape)
         if not self.is_continuous:
-            return actions.astype(np.int64) + getattr(self.action_space, "start", 0)
-        return np.clip(self.middle + self.half * actions, self.action_space.low, self.action_space.high)
+            return actions.astype(np.int64) + getattr(space, "start", 0)
+        return np.clip(self.middle + self.half * actions, space.low, space.high).astype(space.dtype)
 
 
 def numpy_policy(agent):

@@ -967,6 +967,15 @@ def test_bounds_as_large_as_a_float32_are_none(script):
     assert agent.to_env(np.array([[0.5, 0.5, 0.5]])).tolist() == [[0.5, 100, 0.5]]
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("script", [script for script in SCRIPTS if "discrete" not in script])
+def test_actions_have_the_precision_of_their_space(script, dtype):
+    space = gym.spaces.Box(-0.1, 3, (2,), dtype)
+    agent = importlib.import_module(script).Agent(4, space)
+    for action in agent.to_env(np.array([[-2.0, 0.7], [0.1, 2.0]], dtype=np.float32)):
+        assert action.dtype == dtype and space.contains(action)
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_copied_alone_into_an_empty_folder_it_trains_prints_and_logs(script, tmp_path):
     copy = tmp_path / "renamed.py"
