@@ -135,7 +135,7 @@ class SafetyState(gym.Wrapper):
         if len(obs) != len(state) - self.augment_state:
             raise ValueError(f"an observation has {len(obs)} numbers, its space {len(state) - self.augment_state}")
         state[: len(obs)] = obs
-        state[len(obs) :] = min(self.spent / max(self.cost_limit, 1e-8), 1 + DELTA)  # nowhere without augment_state
+        state[len(obs) :] = min(self.spent / max(self.cost_limit, 1e-8), 1 + DELTA)  # empty without augment_state
         return state
 
     def reset(self, *, seed=None, options=None):
@@ -173,7 +173,7 @@ def make_env(env_id, cost_limit, augment_state):
         env.reset(seed=0)
         env.step(space.sample())
     except Exception as error:
-        reason = str(error) if isinstance(error, (ValueError, ImportError, gym.error.Error)) else repr(error)
+        reason = isinstance(error, (ValueError, ImportError, gym.error.Error)) and str(error) or repr(error)
         if "values to unpack" in reason:
             reason = 'reset must return obs, info; step obs, reward, terminated, truncated, info, with info["cost"]'
         raise ValueError(f"--env-id {env_id}: {reason}") from error
@@ -382,7 +382,7 @@ def train(args, checkpoint=None, make_env=make_env):
     envs = [make_env(args.env_id, args.cost_limit, args.augment_state) for _ in range(args.num_envs)]
     obs_dim, longest = envs[0].observation_space.shape[0], envs[0].spec.max_episode_steps
     if "<Normalize" in str(envs[0]):
-        print("A Normalize wrapper isn't saved, NormalizeReward alters returns; --norm-obs is saved", file=sys.stderr)
+        print("A Normalize wrapper isn't saved and may alter the returns; --norm-obs is saved", file=sys.stderr)
     for flag, iterations in (("--total-timesteps", num_iterations), ("--save-every", args.save_every)):
         if longest and 0 < iterations * args.num_steps < longest:
             allowed = f"{flag} must give each environment at least {longest} steps, an episode's length"

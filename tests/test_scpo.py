@@ -812,3 +812,13 @@ def test_costs_of_32_bits_that_add_up_to_the_limit_keep_it(script):
     env = script.SafetyState(Scripted(infos=[{"cost": np.float32(0.1)}] * 4), 0.3)
     env.reset()
     assert [env.step(None)[4]["safe"] for _ in range(4)] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("script", ALL)
+def test_an_error_without_a_message_is_told_by_its_type(script, monkeypatch):
+    def make(*args, **options):
+        raise ValueError
+
+    monkeypatch.setattr(gym, "make", make)
+    with pytest.raises(ValueError, match=r"^--env-id X: ValueError\(\)$"):
+        script.make_env("X", 5, True)
