@@ -294,6 +294,7 @@ def test_ctrl_c_while_evaluate_is_still_importing(tmp_path):
         ("training_speed --csv /nope/x.csv", "--csv is /nope/x.csv"),
         ("training_speed --scripts nope.py", "files of this project"),
         ("training_speed --scripts ''", "files of this project"),
+        ("training_speed --scripts 'scpo_continuous.py --fast'", "the first one without --fast"),
         ("training_speed --csv /tmp", "--csv is /tmp, but must be a file's name"),
     ],
 )

@@ -278,8 +278,24 @@ def test_speeds_that_were_not_measured_again_are_kept(tmp_path, monkeypatch, cap
     rows = [tuple(row.values()) for row in curves.rows_of(path)]
     assert rows[0] == (RUN, "peer, old", "7", "9", "0")
     assert rows[1:] == [(RUN, "scpo_continuous.py", "100", "1.00", "8.0"), (RUN, [*speeds][1], "50", "2.00", "8.0")]
-    speeds.update({"scpo_continuous.py": [30, 20], "scpo_continuous.py --fast": [15, 5]})
-    monkeypatch.setattr("sys.argv", [*argv, "--keep-first"])
-    training_speed.main()
-    _, first, second = (tuple(row.values()) for row in curves.rows_of(path))
-    assert first[2:4] == ("100", "1.00") and second[2:4] == ("15", "2.00")
+
+
+def test_a_task_without_fast_settings_and_a_failure(tmp_path, monkeypatch):
+    """--fast is left out where it isn't allowed. What was measured before a failure is in the file."""
+    measured = []
+
+    def ours(script, env_id, iterations):
+        if env_id == "SafetyBallReach-v0":
+            raise SystemExit("failed")
+        measured.append((env_id, script))
+        return 100, 8.0
+
+    monkeypatch.setattr(training_speed, "ours", ours)
+    path = tmp_path / "speed.csv"
+    scripts = ["scpo_continuous.py", "scpo_continuous.py --fast"]
+    argv = ["training_speed", "--rounds", "1", "--csv", str(path), "--scripts", *scripts]
+    monkeypatch.setattr("sys.argv", [*argv, "--tasks", "Run", "Gather", "Reach"])
+    with pytest.raises(SystemExit, match="failed"):
+        training_speed.main()
+    assert measured == [(RUN, scripts[0]), (RUN, scripts[1]), ("SafetyBallGather-v0", scripts[0])]
+    assert [(row["task"], row["script"]) for row in curves.rows_of(path)] == measured

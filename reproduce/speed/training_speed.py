@@ -6,8 +6,8 @@
 PEER is any command that trains on the task {env_id} for {iterations} iterations of 32,768 steps and whose last line has
 "sps N" in it; release/{env_id} is the package's own task. Our speed is read from progress.csv: the time from the first
 step to the last log line. Start-up, with the compilation, is printed beside it, since it is paid once a run.
-ratio: the first script's speed to this one's. --csv replaces the rows of what was measured and keeps the others. With
---keep-first the first script's own row stays too, since other ratios go with it.
+ratio: the first script's speed to this one's. --csv replaces the rows of what was measured, task by task, and keeps the
+others. A script with --fast is left out of the tasks that have no --fast.
 """
 
 import re
@@ -55,7 +55,6 @@ def main():
     parser.add_argument("--iterations", type=int, default=5, help="ours; a peer makes 1 at a time")
     parser.add_argument("--rounds", type=int, default=2, help="turns; the best of each side counts")
     parser.add_argument("--csv", help="write the table there as well")
-    parser.add_argument("--keep-first", action="store_true", help="in --csv the row of the first script stays as it is")
     args = parser.parse_args()
     for name, is_allowed, allowed in (
         ("iterations", args.iterations >= 2, "2 or more"),
@@ -63,18 +62,20 @@ def main():
         ("peer", all("=" in peer for peer in args.peer), "NAME=command"),
         (
             "scripts",
-            all((curves.ROOT / "".join(script.split()[:1])).is_file() for script in args.scripts),
-            "files of this project",
+            all((curves.ROOT / "".join(script.split()[:1])).is_file() for script in args.scripts)
+            and "--fast" not in args.scripts[0],
+            "files of this project, the first one without --fast",
         ),
         ("csv", not args.csv or (Path(args.csv).parent.is_dir() and not Path(args.csv).is_dir()), "a file's name"),
     ):
         if not is_allowed:
             curves.fail("training_speed", f"--{name} is {getattr(args, name)}, but must be {allowed}")
     peers = dict(peer.split("=", 1) for peer in args.peer)
-    rows = {}
     print(f"{'task':24} {'script':32} {'steps/s':>8} {'ratio':>6} {'start-up':>9}")
     for env_id in (tasks[task] for task in args.tasks):
-        turns = {name: [] for name in (*args.scripts, *peers)}
+        rows = {}
+        names = [name for name in (*args.scripts, *peers) if "--fast" not in name or env_id in curves.FAST]
+        turns = {name: [] for name in names}
         for _ in range(args.rounds):
             for name, speeds in turns.items():
                 speeds.append(theirs(peers[name], env_id) if name in peers else ours(name, env_id, args.iterations))
@@ -84,13 +85,10 @@ def main():
             print(f"{env_id:24} {name:32} {best:8.0f} {ratio:6.2f} {startup:8.1f}s", flush=True)
             said = (env_id, name, f"{best:.0f}", f"{ratio:.2f}", f"{startup:.1f}")
             rows[env_id, name] = dict(zip(("task", "script", "steps_per_second", "ratio", "startup_seconds"), said))
-    if args.csv:
-        kept = {(row["task"], row["script"]): row for row in curves.rows_of(Path(args.csv))}
-        if args.keep_first:
-            rows = {key: row for key, row in rows.items() if key not in kept or key[1] != args.scripts[0]}
-        curves.write_rows(
-            Path(args.csv), sorted({**kept, **rows}.values(), key=lambda row: list(curves.TASKS).index(row["task"]))
-        )
+        if args.csv:
+            kept = {(row["task"], row["script"]): row for row in curves.rows_of(Path(args.csv))}
+            merged = sorted({**kept, **rows}.values(), key=lambda row: list(curves.TASKS).index(row["task"]))
+            curves.write_rows(Path(args.csv), merged)
 
 
 if __name__ == "__main__":
