@@ -43,6 +43,7 @@ SPACE = dict(
     num_envs=[16, 8, 32, 64],
     schedule=["none", "k", "beta", "limit"],  # in the first half of a run k or beta rises from 0, or the limit falls
 )
+CHOICES = dict(penalty=["unsafe", "always"])  # flags that are words, for --try alone
 EXPECTED = {  # by hand, from earlier trials: where the search begins
     "SafetyBallCircle-v0": [dict(num_steps=512, learning_rate=6e-4, reward_scale=0.02, log_std_init=0.0)],
     "SafetyBallRun-v0": [dict(num_steps=512, learning_rate=1e-3, reward_scale=0.02, log_std_init=0.0)],
@@ -133,7 +134,9 @@ def suggest(trial, task, given):
     else:  # Optuna refuses other choices than the study has
         values["ent_coef"] = given["ent_coef"]
         trial.set_user_attr("ent_coef", given["ent_coef"])
-    others = {name: trial.suggest_float(name, value, value) for name, value in given.items() if name not in values}
+    others = {name: value for name, value in given.items() if name not in values}
+    for name, value in others.items():
+        trial.suggest_categorical(name, CHOICES[name]) if name in CHOICES else trial.suggest_float(name, value, value)
     return dict(values, **others, safety_lambdas=tuple(map(float, values["safety_lambdas"].split())))
 
 
@@ -231,13 +234,14 @@ def changes_one_by_one(task, seed):
 def value_of(text):
     """Returns ("num_steps", 512) for "num_steps=512"."""
     name, _, value = text.partition("=")
-    kind = type(SPACE[name][-1]) if name in SPACE else float
+    choices = {**SPACE, **CHOICES}.get(name)
+    kind = type(choices[-1]) if choices else float
     try:
         value = {"True": True, "False": False}.get(value) if kind is bool else kind(value)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text} must be a flag's name, = and a number") from None
-    if value not in SPACE.get(name, [value]):
-        raise argparse.ArgumentTypeError(f"{text} must be one of {', '.join(map(str, SPACE[name]))}")
+    if choices and value not in choices:
+        raise argparse.ArgumentTypeError(f"{text} must be one of {', '.join(map(str, choices))}")
     return name, value
 
 
@@ -248,7 +252,7 @@ def check_trial(task, given, steps):
         if name in ("seed", "total_timesteps"):
             raise ValueError(f"--try: {name} has a flag of its own, {'--seeds' if name == 'seed' else '--steps'}")
         is_number = name in settings and isinstance(settings[name], (int, float, type(None))) and name != "fast"
-        if not is_number and name not in ("safety_lambdas", "schedule", "hold", "ent_coef_end"):
+        if not is_number and name not in ("safety_lambdas", "schedule", "hold", "ent_coef_end", *CHOICES):
             raise ValueError(f"--try: {name} is no flag of SCPO's for {task} that takes a number")
         if name == "hold" and given.get("schedule") != "limit":
             raise ValueError("--try: hold needs schedule=limit")

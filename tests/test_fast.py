@@ -96,6 +96,8 @@ def test_one_trial_of_given_values(tmp_path, monkeypatch):
     assert row["ent_coef"] == "0.005"
     search.main([RUN, "--steps", "65536", "--try", "ent_coef=0.02"])  # neither the task's nor 0
     assert made[-1].ent_coef == 0.02 and curves.rows_of(tmp_path / "search.csv")[-1]["ent_coef"] == "0.02"
+    search.main([RUN, "--steps", "65536", "--try", "penalty=always"])
+    assert made[-1].penalty == "always" and "penalty always" in fast.told(curves.rows_of(tmp_path / "search.csv")[-1])
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,7 @@ def test_one_trial_of_given_values(tmp_path, monkeypatch):
         (f"{RUN} --try norm_obs=true", "--try: norm_obs=true must be one of False, True"),
         (f"{RUN} --try learning_rate=fast", "--try: learning_rate=fast must be a flag's name"),
         (f"{RUN} --try schedule=gamma", "--try: schedule=gamma must be one of none, k, beta, limit"),
+        (f"{RUN} --try penalty=never", "--try: penalty=never must be one of unsafe, always"),
         (f"{RUN} --try seed=7", "--try: seed has a flag of its own, --seeds"),
         (f"{RUN} --try total_timesteps=1e7", "--try: total_timesteps has a flag of its own, --steps"),
         (f"{RUN} --changes --seeds 101 102", "--seeds has 2 seeds, but --changes takes one"),
