@@ -393,6 +393,16 @@ def draw_targets(results):
 # All of it ----------------------------------------------------------------------------------------------------------
 
 
+def load_study(results, study, iterations):
+    """Returns {label: runs} of the seeds that all labels have (the campaign's SCPO can have more), {} without one."""
+    labels = {label: curves.load(results, study.task, label, iterations)[0] for label in study.labels}
+    seeds = [*set.intersection(*(set(runs.get("seed", ())) for runs in labels.values()))]
+    kept = {
+        label: {name: x[np.isin(runs["seed"], seeds)] for name, x in runs.items()} for label, runs in labels.items()
+    }
+    return kept if seeds else {}
+
+
 def make(results, cap):
     """Draws the figures, writes campaign.csv and the tables, and returns the tables' lines by name."""
     published = curves.load_published()
@@ -419,8 +429,8 @@ def make(results, cap):
             draw(results / "scpo", [[(task, algos, m) for task, algos in ours.items()] for m in metrics], published)
     for name, study in STUDIES.items():
         iterations = min(cap or study.iterations, study.iterations)
-        labels = {label: curves.load(results, study.task, label, iterations)[0] for label in study.labels}
-        if all(labels.values()):
+        labels = load_study(results, study, iterations)
+        if labels:
             draw(results / name, [[(study.task, labels, metric) for metric in METRICS]], published)
             finals = {name: column for column, (name, _) in METRICS.items() if name != "cost_std"}
             study_rows = [

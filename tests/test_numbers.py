@@ -102,8 +102,8 @@ def finals(task, label="SCPO", column="episodic_return", iterations=None):
 
 def study(column="episodic_return"):
     """{label: mean over the seeds} of the study of estimators."""
-    _, task, iterations, _, labels = STUDIES["estimators"]
-    return {label: finals(task, label, column, iterations).mean() for label in labels}
+    labels = plot.load_study(RESULTS, STUDIES["estimators"], STUDIES["estimators"].iterations)
+    return {label: last_tenth(runs[column]).mean() for label, runs in labels.items()}
 
 
 def speed(column, task, script):
@@ -388,10 +388,7 @@ CHECKS = {
         ("The table averages iterations # to #", lambda: (0.9 * TASKS[RUN].iterations + 1, TASKS[RUN].iterations)),
         ("On Run it ends at # with a cost of # .*? half one seed exceeds the limit for # iterations", fast_on_run),
         ("on Circle and Run, by a factor of # and #", lambda: [more_than_published(task) for task in (CIRCLE, RUN)]),
-        (
-            "comes from one of the three seeds, with a cost of #",
-            lambda: [finals(CIRCLE, "SCPO", "episodic_cost").max()],
-        ),
+        ("comes from one seed, with a cost of #", lambda: [finals(CIRCLE, "SCPO", "episodic_cost").max()]),
         ("On Gather and Reach the factor is # and #", lambda: [more_than_published(task) for task in (GATHER, REACH)]),
         (
             "in # of # iterations on CartSafe, in # of # on Gather, in # of # on Reach and in none on Circle",
@@ -932,11 +929,6 @@ def test_what_the_page_says_of_reach():
     limit = TASKS[REACH].cost_limit
     assert ours["TRPO-L", "cost"] < limit < min(ours["CPO", "cost"], ours["PCPO", "cost"])
     assert all(ours[algo, "return"] > 1.1 * published[algo, "return"] for algo in ("CPO", "PCPO"))
-
-
-@pytest.mark.parametrize("task, seeds", [(CIRCLE, {3}), (GATHER, {3}), (REACH, {2})])
-def test_how_many_seeds_the_baselines_have(task, seeds):
-    assert {len(runs(task, algo)["iteration"]) for algo in ("TRPO", "TRPO-L", "CPO", "PCPO", "PDO")} == seeds
 
 
 def test_who_leads_on_gather():

@@ -466,6 +466,12 @@ def test_every_study_has_all_its_runs():
             assert len(runs["seed"]) >= study.seeds, label
 
 
+def test_a_study_compares_the_same_seeds():
+    for study in STUDIES.values():
+        labels = plot.load_study(ROOT / "results", study, study.iterations)
+        assert [[*runs["seed"]] for runs in labels.values()] == len(labels) * [[*range(1, study.seeds + 1)]]
+
+
 def test_the_targets_are_measured_with_todays_code(tmp_path):
     plot.measure_targets(tmp_path)
     measured, kept = (curves.read(folder / "targets.csv") for folder in (tmp_path, ROOT / "results"))
