@@ -613,14 +613,35 @@ def told_after_each_quarter(journal, row):
     return told
 
 
+FINAL = ("algorithm", "return_mean", "cost_mean")
+
+
 def test_what_the_page_says_of_point_goal():
     task, (known, published) = "SafetyPointGoal1-v0", field.load(ROOT / "results" / "field")
     published = [x for x in published if x["task"] == task and float(x["cost_mean"]) <= field.COST_LIMIT]
     good = {x["algorithm"] for x in published if float(x["return_mean"]) > 18}
     assert good == {"TRPOPID", "PCPO", "TRPOLag"} and "TRPOPID, PCPO and TRPOLag are within the limit" in page()
+    with_ppo = [x for x in published if "PPO" in x["algorithm"] and x["algorithm"] not in field.UNCONSTRAINED]
+    best = max(with_ppo, key=lambda x: float(x["return_mean"]))
+    said = "is {}, at {:.1f} and {:.1f}.".format(*(float(best[x]) if "mean" in x else best[x] for x in FINAL))
+    assert f"PPO in their name the best one within the limit {said}" in page()
     first = [1 - run.columns["safe_episode_rate"][:10].mean() for run in known if run.task == task]
     assert np.mean(first) == pytest.approx(0.3, abs=0.05)  # break the limit
     rows = [row for row in curves.rows_of(ROOT / "results" / "search.csv") if row["task"] == task]
+    always = {row["beta"]: row for row in rows if row["penalty"] == "always"}
+    rows = [row for row in rows if row["penalty"] != "always"]
+    said = "{} ends at {:.1f} and {:.1f}, with {:.0f} % "
+    for beta, steps in (("0.05", "2.1 million steps"), ("0.1", "5.0 million steps it")):
+        row = always[beta]
+        shown = said.format(steps, float(row["return"]), float(row["cost"]), 100 * float(row["safe"]))
+        assert shown in page() and (row["limit_factor"], row["reward_bias"], row["state"]) == ("8", "0.05", "complete")
+        assert round(int(row["steps"]) / 1e6, 1) == float(steps[:3])
+    (epochs,) = [row for row in rows if row["update_epochs"] == "10"]
+    (large,) = [row for row in rows if row["minibatch_size"] == "256"]
+    said = "13.8 and 21.8, this one ends at {:.1f} and {:.1f}. .* a learning rate of {}: .* was still {:.1f}"
+    shown = float(epochs["return"]), float(epochs["cost"]), large["learning_rate"], float(large["return"])
+    assert re.search(said.format(*shown), page()) and large["state"] == "fail"
+    rows = [row for row in rows if row not in (epochs, large)]
     (stopped,) = [row for row in rows if row["state"] == "fail" and row["steps"] == "5005312"]
     lenient = [row for row in rows if row["limit_factor"] == "40" and row["reward_bias"] == "0.05"]
     text = (ROOT / "results" / "search" / f"{task}.journal").read_text()
@@ -674,6 +695,8 @@ def test_what_the_page_says_of_point_goal():
     said = "0.1 ends at {:.1f} and {:.1f}, with {:.0f} % safe. A bias of 0.02 ends at {:.1f} and {:.1f}, with {:.0f} %"
     assert said.format(*shares) in page()
     both = biased["0.05", "limit"]
+    changed = {name for name in both if both[name] != epochs[name]}
+    assert changed == {*"trial score return cost seconds safe late update_epochs schedule limit_factor".split()}
     assert max(told[0], told[5]) < 2 and told[8] > field.COST_LIMIT  # a rising beta; --k 1, twice
     assert float(gamma["return"]) < float(both["return"]) and float(gamma["cost"]) > float(both["cost"])
     rows = [row for row in rows if row not in (held, scaled) and not row["reward_bias"]]
@@ -691,6 +714,7 @@ def test_what_the_page_says_of_point_goal():
     said = "the return is {:.1f} at a cost of {:.1f} in the third million steps, and {:.1f} at {:.1f} in the sixth. It "
     said += "ends at {:.1f} and {:.1f}, with {:.0f} % of the episodes safe. So twice the steps brought no more"
     assert said.format(*course[2], *course[5], returned, cost, 100 * safe) in page()
+    assert float(always["0.1"]["return"]) < ending[0]
     assert returned < ending[0] and course[5][1] < field.COST_LIMIT < course[4][1]
     longer, (returned, cost, _) = returned, ends(task, "SCPO, beta 0.05, limit_factor 40")[:, 0]
     assert longer == pytest.approx(returned, rel=0.02)  # "at the same return"
