@@ -638,7 +638,7 @@ def test_what_the_page_says_of_point_goal():
         assert round(int(row["steps"]) / 1e6, 1) == float(steps[:3])
     (epochs,) = [row for row in rows if row["update_epochs"] == "10"]
     (large,) = [row for row in rows if row["minibatch_size"] == "256"]
-    said = "13.8 and 21.8, this one ends at {:.1f} and {:.1f}. .* a learning rate of {}: .* was still {:.1f}"
+    said = "13.8 and 21.8, but this one ends at {:.1f} and {:.1f}. .* a learning rate of {}: .* at a return of {:.1f}."
     shown = float(epochs["return"]), float(epochs["cost"]), large["learning_rate"], float(large["return"])
     assert re.search(said.format(*shown), page()) and large["state"] == "fail"
     rows = [row for row in rows if row not in (epochs, large)]
