@@ -158,15 +158,16 @@ def over_tasks(groups, published):
     """Returns a dict for each algorithm that has four seeds on each of the figure's four tasks.
 
     Interquartile means over tasks and seeds, and how probably a run of SCPO is the better one, averaged over the tasks;
-    each a tuple with its stratified bootstrap interval (95 %). Returns are in SCPO's published ones, costs in limits.
+    each a tuple with its stratified bootstrap interval (95 %). Returns are in percent of SCPO's published ones, costs
+    in percent of the limit.
     """
     tasks = [task for task in TASKS if task != "CartSafe-v0"]
     scores = {}  # algorithm: (returns, costs) a task
     for task in tasks:
-        unit = published_mean(published, task, "SCPO", "return", TASKS[task].iterations)
+        unit = published_mean(published, task, "SCPO", "return", TASKS[task].iterations) / 100
         for algo, runs in at_equal_steps(groups.get(task, {})).items() if task in groups else ():
             if len(runs["seed"]) >= len(SEEDS):
-                costs = last_tenth(runs["episodic_cost"]) / TASKS[task].cost_limit
+                costs = 100 * last_tenth(runs["episodic_cost"]) / TASKS[task].cost_limit
                 scores.setdefault(algo, []).append((last_tenth(runs["episodic_return"]) / unit, costs))
     scores = {algo: [*zip(*per_task)] for algo, per_task in scores.items() if len(per_task) == len(tasks)}
 
@@ -183,8 +184,8 @@ def over_tasks(groups, published):
 
     rows = []
     for algo, (returns, costs) in scores.items():
-        row = {"algorithm": algo, "return": interval(interquartile_mean, *returns)}
-        row["cost"] = interval(interquartile_mean, *costs)
+        row = {"algorithm": algo, "return (%)": interval(interquartile_mean, *returns)}
+        row["cost (%)"] = interval(interquartile_mean, *costs)
         if algo != "SCPO" and "SCPO" in scores:
             row["SCPO earns more"] = interval(improvement, *scores["SCPO"][0], *returns)
             row["SCPO costs less"] = interval(improvement, *costs, *scores["SCPO"][1])
@@ -199,7 +200,7 @@ BESIDE = "task, algorithm, seeds, return, published return, verdict, cost, publi
 BESIDE += "cost_std, published cost_std, safe, revision"
 EQUAL = "task, algorithm, seeds, steps, return then, SCPO's more (95 %), cost then, cost paid, target, "
 EQUAL += "steps at any cost, steps within the limit"
-POOLED = "algorithm, return, cost, SCPO earns more, SCPO costs less"
+POOLED = "algorithm, return (%), cost (%), SCPO earns more, SCPO costs less"
 
 
 def show(x):
@@ -418,7 +419,11 @@ def make(results, cap):
         "over the tasks": table(POOLED, pooled)
         if pooled
         else ["No algorithm has four full-length seeds on each task yet."],
-        "missing": [f"{there} of {wanted} runs are there {length}.", "", *(f"- {line}" for line in missing)],
+        "missing": [
+            f"{there} of {wanted} runs are there {length}.",
+            *([""] if missing else ()),
+            *(f"- {m}" for m in missing),
+        ],
     }
     if rows:
         curves.write_rows(results / "campaign.csv", rows)

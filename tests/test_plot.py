@@ -325,21 +325,21 @@ def test_pooling_waits_for_four_seeds_of_each_task():
     for task, algos in four_tasks([0, 2, 2, 2], 50, "CPO").items():
         groups[task].update(algos)
     ours, theirs = plot.over_tasks(groups, published)
-    assert ours["algorithm"] == "SCPO" and ours["return"][0] == 2.5  # 1, 2, 3, 100 four times: the middle half
-    assert ours["return"][1] < 2.5 < ours["return"][2] and "SCPO earns more" not in ours
+    assert ours["algorithm"] == "SCPO" and ours["return (%)"][0] == 250  # 1, 2, 3, 100 four times: the middle half
+    assert ours["return (%)"][1] < 250 < ours["return (%)"][2] and "SCPO earns more" not in ours
     # 1 beats 0; 2 beats 0 and ties thrice; 3 and 100 beat all: (1 + 2.5 + 4 + 4) / 16
     assert theirs["SCPO earns more"][0] == pytest.approx(11.5 / 16) and theirs["SCPO costs less"] == (1, 1, 1)
     low, high = theirs["SCPO earns more"][1:]
     assert 0.4 < low < 11.5 / 16 < high < 0.95
     # a cost of 50 is 2, 2, 250 and 5 limits, four seeds each: the middle half are 2 and 5
-    assert theirs["cost"] == pytest.approx((3.5, 3.5, 3.5))
+    assert theirs["cost (%)"] == pytest.approx((350, 350, 350))
 
 
 def test_the_bootstrap_resamples_within_each_task():
     published = {key: value for task in FIGURE for key, value in published_as(1, task, iterations=500).items()}
     groups = {task: {"SCPO": runs_of(np.full((4, 20), 10.0 * i), 1)} for i, task in enumerate(FIGURE, 1)}
     (row,) = plot.over_tasks(groups, published)
-    assert row["return"] == (25, 25, 25)  # the seeds of a task are equal: there is nothing to resample
+    assert row["return (%)"] == pytest.approx((2500, 2500, 2500))  # a task's seeds are equal: nothing to resample
 
 
 # Figures and pages --------------------------------------------------------------------------------------------------
