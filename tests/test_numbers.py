@@ -254,6 +254,18 @@ def fast_on_run():
     return returns.mean(), costs.mean(), over.sum()
 
 
+def times_published(task, algo):
+    """The return as a multiple of the published one."""
+    published = plot.published_mean(PUBLISHED, task, algo, "return", TASKS[task].iterations)
+    return finals(task, algo).mean() / published
+
+
+def more_on_gather():
+    factors = [times_published(GATHER, algo) for algo in curves.ALGOS if algo != "PPO"]
+    assert len(factors) == 6
+    return 100 * min(factors) - 100, 100 * max(factors) - 100
+
+
 def more_than_published(task):
     """SCPO's cost as a multiple of the published one. It is within the limit."""
     cost = finals(task, "SCPO", "episodic_cost").mean()
@@ -412,6 +424,7 @@ CHECKS = {
     ],
     "results/README.md": [
         ("slip over it for # and # iterations", lambda: (slip(2)[2], slip(3)[2])),
+        ("On Gather all six algorithms earn more, by # to # %", more_on_gather),
         ("published up to iteration # and CPO's cost up to #", published_ends),
         ("CartSafe # iterations", lambda: [STUDIES["cartsafe"].iterations]),
         ("Run, # iterations", lambda: [STUDIES["augmentation"].iterations]),
@@ -912,6 +925,14 @@ def test_what_a_step_does_to_other_batches_on_gather():
     for script in ("CPO", "PCPO", "TRPO-L"):
         assert gather_cost(script) > TASKS[GATHER].cost_limit
     assert gather_cost("TRPO-L") < min(gather_cost("CPO"), gather_cost("PCPO"))
+
+
+def test_which_returns_reproduce():
+    balls = (CIRCLE, RUN, GATHER, REACH)
+    assert times_published(CART, "SCPO") > 0.95
+    assert all(times_published(task, algo) > 0.95 for task in balls for algo in ("SCPO", "TRPO", "TRPO-L"))
+    assert all(times_published(task, algo) > 1.02 for task in balls for algo in ("CPO", "PCPO", "PDO"))
+    assert 3.5 < times_published(REACH, "PCPO") < 4.5
 
 
 def test_what_the_page_says_over_the_tasks():
