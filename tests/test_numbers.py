@@ -938,8 +938,11 @@ def test_which_returns_reproduce():
 def test_what_the_page_says_over_the_tasks():
     _, *rows = rows_of("results/README.md", "| algorithm | return (%) | cost (%)")
     values = {row[0]: [float(x.split()[0]) if x else None for x in row[1:]] for row in rows}
+    lows = {row[0]: float(row[3].split("(")[1].split()[0]) for row in rows if row[0] in CONSTRAINED}
     (earned, cost, *_), (of_trpo, cost_of_trpo, *_) = values.pop("SCPO"), values.pop("TRPO")
     assert 95 < earned < 105 and 45 < cost < 55 and of_trpo > earned and 290 < cost_of_trpo < 330
+    assert set(values) == set(CONSTRAINED)
+    assert 0.63 < lows["PDO"] < lows["TRPO-L"] < 0.7 < min(lows["CPO"], lows["PCPO"])
     for of_other, cost_of_other, earns_more, costs_less in values.values():
         assert of_other < earned and 85 < cost_of_other < 115 and earns_more > 0.8 and costs_less > 0.9
 
