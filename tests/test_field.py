@@ -466,10 +466,10 @@ def test_the_page_shows_what_is_kept():
         assert line in text
 
 
-def ends(task, algo, million_steps=2):
+def ends(task, algo):
     """Return, cost and share of safe episodes of each kept run: means over its last tenth, (3, seeds)."""
     runs = [run for run in field.load(ROOT / "results" / "field")[0] if (run.task, run.label) == (task, algo)]
-    runs = [run for run in runs if round(run.columns["global_step"][-1] / 1e6) == million_steps]
+    runs = [run for run in runs if round(run.columns["global_step"][-1] / 1e6) == 10]
     return np.array([[curves.last_tenth(run.columns[name]) for run in runs] for name in beside.METRICS])
 
 
@@ -535,71 +535,55 @@ def kept(task, algo, seed):
     return ROOT / "results" / "field" / "runs" / f"{task}__{algo}__{seed}.csv"
 
 
-def test_what_the_page_says_of_cheetah_and_hopper():
-    cheetah, hopper, _ = field.TASKS
-    for task in (cheetah, hopper):
-        scpo, trpo_l, cpo = (ends(task, algo).mean(1) for algo in field.SETTINGS)
-        assert scpo[2] > max(trpo_l[2], cpo[2])  # the share of safe episodes
-        assert scpo[0] < best_published(task)
-        assert (scpo[0] < min(trpo_l[0], cpo[0])) if task == cheetah else (scpo[0] > max(trpo_l[0], cpo[0]))
-    long = [ends(task, "SCPO", 10) for task in (cheetah, hopper)]
-    assert [values.shape[1] for values in long] == [3, 3]
-    shares = [x for y, v in zip(field.TASKS, long) for x in (100 * v[0].mean() / best_published(y), 100 * v[2].mean())]
-    said = "on the cheetah is {:.0f} % of the best published one within the limit, and {:.0f} % of its episodes are "
-    said += (
-        "safe. On the hopper the return is {:.0f} % of the best published one, and {:.0f} % of the episodes are safe"
-    )
-    assert said.format(*shares) in page()
-    assert all(0.85 * field.COST_LIMIT < values[1].mean() < field.COST_LIMIT for values in long)
-    assert 0.97 < long[0][0].mean() / ends(cheetah, "TRPO-L")[0].mean() < 1
-    assert ends(cheetah, "TRPO-L")[1].mean() < field.COST_LIMIT < ends(cheetah, "CPO")[1].mean()
-    assert ends(hopper, "TRPO-L")[1].min() == 0  # a seed that stands still
-    theirs = [ends(task, "TRPO-L", 10) for task in (cheetah, hopper)]
-    assert [values.shape[1] for values in theirs] == [1, 1]
-    (returns, costs, safe), ours = np.array(theirs)[..., 0].T, [values[0].mean() for values in long]
-    more = [100 * (x / y - 1) for x, y in zip(returns, ours)]
-    said = f"earns {more[0]:.0f} % more than SCPO on the cheetah ({returns[0]:,.0f}) and {more[1]:.0f} % more on the "
-    said += (
-        f"hopper ({returns[1]:,.0f}, the best published return). Its mean costs, {costs[0]:.2f} and {costs[1]:.2f}, "
-    )
-    said += f"are at the limit, and {100 * safe[0]:.0f} % and {100 * safe[1]:.0f} % of its episodes are safe"
-    assert said in page() and returns[1] > best_published(hopper)
-    assert ends(hopper, "TRPO-L")[0, 0] < 1100  # its seed 1 stood still
-    ((returned,), (cost,), (safe,)) = ends(cheetah, "CPO", 10)
-    said = f"is at {returned:,.0f} on the cheetah, at a cost of {cost:.1f}. {100 * safe:.0f} % of its episodes are safe"
-    assert said in page()
-    (returns, costs, safe), ((early, later), *_) = ends(hopper, "CPO", 10), ends(hopper, "CPO")
-    published = {
-        x["algorithm"]: float(x["return_mean"])
-        for x in field.load(ROOT / "results" / "field")[1]
-        if x["task"] == hopper
-    }
-    said = f"On the hopper CPO is at {returns[0]:.0f} and {returns[1]:.0f} after 10^7 steps (two seeds), below the "
-    said += (
-        f"{early:,.0f} and {later:,.0f} of its runs of 2 million and far below the published {published['CPO']:,.0f}. "
-    )
-    said += (
-        f"Its cost is {costs[0]:.1f} and {costs[1]:.1f}, with {100 * safe[0]:.0f} % and {100 * safe[1]:.0f} % of the"
-    )
-    assert said in page()
-    one, two = (by_millions(curves.read(kept(hopper, "CPO", seed)), ["length"]) for seed in (1, 2))
+def listed(values, form="{:,.0f}"):
+    """Numbers as a sentence has them: 1, 2 and 3."""
+    *first, last = map(form.format, values)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def test_what_the_page_says_of_the_cheetah():
+    cheetah, limit = "SafetyHalfCheetahVelocity-v1", field.COST_LIMIT
+    scpo, trpo_l, cpo = (ends(cheetah, algo).mean(1) for algo in field.SETTINGS)
+    share, safe = 100 * scpo[0] / best_published(cheetah), 100 * scpo[2]
     said = (
-        f"seed 1 it falls after {one[6][0]:.0f} of 1,000 steps in the seventh million. Then the episodes become longer "
+        f"**The cheetah.** SCPO's return is {share:.0f} % of the best published one within the limit, and {safe:.0f} %"
     )
-    said += f"again, {one[9][0]:.0f} steps in the last million, and most exceed the limit. With seed 2 it falls after "
-    assert said + f"{two[9][0]:.0f} steps in the last million." in page()
-    assert all(a > b for a, b in zip(one[1:6], one[2:7])) and one[6] == min(one) and two[9] == min(two)
-    assert max(two) == two[1]
-    columns = curves.read(kept(hopper, "TRPO-L", 1))
-    early = slice(25, 225)  # 0.2 to 1.8 million steps
-    lengths, returns, costs = (columns[f"episodic_{x}"][early].mean() for x in ("length", "return", "cost"))
-    said = "From 0.2 to 1.8 million steps the hopper fell early: "
-    said += f"after {lengths:.0f} of 1,000 steps on average, with a return of {returns:.0f} at a cost of {costs:.0f}"
     assert said in page()
+    more = [100 * (returned / scpo[0] - 1) for returned in (trpo_l[0], cpo[0])]
+    assert "TRPO-L earns {:.0f} % more and CPO {:.0f} % more than SCPO.".format(*more) in page()
+    assert f"is at the limit ({trpo_l[1]:.1f}), CPO's above it ({cpo[1]:.1f})." in page()
+    assert trpo_l[1] == pytest.approx(limit, abs=0.2) and cpo[1] > limit + 0.5
+    assert f"Of their episodes {100 * trpo_l[2]:.0f} % and {100 * cpo[2]:.0f} % are safe." in page()
     over, own, other, other_return = held_out(cheetah)
     said = f"over the limit by {over:.1f} on average. The step made from it lowers the estimated cost of an episode by "
     said += f"{-own:.1f} on that batch. On the other batches it raises this cost by {other:.1f}, and the return as well"
     assert said in page() and other_return > 0
+
+
+def test_what_the_page_says_of_the_hopper():
+    cheetah, hopper, _ = field.TASKS
+    scpo, trpo_l, cpo = (ends(hopper, algo) for algo in field.SETTINGS)
+    share, safe = 100 * scpo[0].mean() / best_published(hopper), 100 * scpo[2].mean()
+    said = (
+        f"**The hopper.** SCPO's return is {share:.0f} % of the best published one within the limit, and {safe:.0f} %"
+    )
+    assert said in page()
+    said = "TRPO-L's returns are {}, with {} of the episodes safe. CPO's are {}, with {} safe."
+    numbers = (listed(trpo_l[0]), listed(100 * trpo_l[2], "{:.0f} %"), listed(cpo[0]), listed(100 * cpo[2], "{:.0f} %"))
+    assert said.format(*numbers) in page()
+    lengths = {
+        (algo, seed): [x for (x,) in by_millions(curves.read(kept(hopper, algo, seed)), ["length"])]
+        for algo, seed in (("TRPO-L", 2), ("CPO", 1))
+    }
+    two, one = lengths.values()
+    said = (
+        f"falls after {two[4]:.0f} of 1,000 steps in the fifth million, and after {two[9]:.0f} in the last. With seed "
+    )
+    said += f"1 of CPO it falls after {one[6]:.0f} steps in the seventh million and after {one[9]:.0f} in the last, but"
+    assert said in page() and two[4] == min(two) and one[6] == min(one) and cpo[2, 0] < 0.5
+    for task in (cheetah, hopper):  # the mean cost is close to the limit, and most episodes are safe
+        _, cost, safe = ends(task, "SCPO").mean(1)
+        assert 0.85 * field.COST_LIMIT < cost < field.COST_LIMIT and safe > 0.9
 
 
 def told_after_each_quarter(journal, row):
@@ -616,140 +600,115 @@ def told_after_each_quarter(journal, row):
 FINAL = ("algorithm", "return_mean", "cost_mean")
 
 
+def point(settings="learning_rate 0.0006, reward_bias 0.05", beta=0.05, factor=40, steps=2.1, k=4, safety_gamma=0.995):
+    """Return, cost and share of safe episodes, in %, of the one trial on PointGoal1 with these settings."""
+    limit = f"{25 * factor:,}, falls to 25 over half of the run" if factor > 1 else "25"
+    wanted = dict(settings=settings, beta=beta, limit=limit, k=k, safety_gamma=safety_gamma)
+    rows = field.trials(curves.rows_of(ROOT / "results" / "search.csv"))
+    rows = [x for x in rows if x["task"] == "SafetyPointGoal1-v0" and wanted.items() <= x.items()]
+    (row,) = [x for x in rows if x["seed"] == "101" and round(x["million steps"], 1) == steps]
+    return row["return"][0], row["cost"][0], 100 * row["safe"][0]
+
+
+def test_what_the_page_says_of_the_trials_on_point_goal():
+    task, limit = "SafetyPointGoal1-v0", field.COST_LIMIT
+    rows = [row for row in curves.rows_of(ROOT / "results" / "search.csv") if row["task"] == task]
+    stopped = [row for row in rows if row["state"] == "fail"]
+    usual = "learning_rate 0.0006"
+
+    # A strict limit
+    for strict in (point("learning_rate 0.0003", 0.2, 1, 1.0), point(usual, 0.3, 1, 1.0, k=1)):
+        assert 0.5 < strict[0] < 1.5
+    assert point("the defaults", 0.1, 1)[0] > 10 and point("the defaults", 0.1, 1)[1] > limit
+    measured = {row["name"]: float(row["value"]) for row in curves.rows_of(ROOT / "results" / "measured.csv")}
+    q = measured["PointGoal1, SCPO seed 1: mean Q^c at the end"]
+    assert f"Q^c is {q:.2f} on average at the end. With k 4 a reward is then multiplied by {q**4:.2f}." in page()
+    # A limit that begins lenient
+    lenient, biased = point(usual), point()
+    assert "ends at a return of {:.1f} and a cost of {:.1f}.".format(*lenient) in page()
+    complete = [row for row in rows if row["state"] == "complete"]
+    assert lenient[0] == max(round(float(row["return"]), 3) for row in complete)
+    # A reward bias
+    assert "With a bias of 0.05 the trial ends at {:.1f} and {:.1f}.".format(*biased) in page()
+    assert point(f"{usual}, reward_bias 0.02")[1] > limit
+    assert "the return is {:.1f}.".format(*point(f"{usual}, reward_bias 0.1")) in page()
+    # A larger penalty
+    short, long = point(beta=0.2), point(beta=0.2, steps=5.0)
+    said = "With `--beta 0.2` in place of 0.05 the trial ends at {:.1f} and {:.1f}: in so few steps"
+    assert said.format(*short) in page()
+    assert "The trial ends at {:.1f} and {:.1f}. - **A limit".format(*long) in page()
+    (row,) = [x for x in rows if x["beta"] == "0.2" and x["limit_factor"] == "40" and x["steps"] == "5005312"]
+    text = (ROOT / "results" / "search" / f"{task}.journal").read_text()
+    quarters = told_after_each_quarter(map(json.loads, text.splitlines()), row)
+    assert "after half of the run, the return is {:.1f} at a cost of {:.1f}.".format(*quarters[2]) in page()
+    assert quarters[3][0] / quarters[2][0] == pytest.approx(0.5, abs=0.05) and quarters[3][1] < limit
+    # A limit that begins less lenient
+    best = [point(beta=beta, factor=8, steps=5.0) for beta in (0.2, 0.1)]
+    said = "in place of 40 the last trial ends at {:.1f} and {:.1f}, with {:.0f} % of the episodes safe."
+    assert said.format(*best[0]) in page()
+    assert "With `--beta 0.1` it ends at {:.1f} and {:.1f}, with {:.0f} % of the".format(*best[1]) in page()
+    ours = dict(beta=0.2, reward_bias=0.05, limit_factor=8, learning_rate=6e-4)
+    assert field.BY_TASK[task] == ours  # "the settings of the command above"
+    within = sorted(float(row["return"]) for row in complete if float(row["cost"]) <= limit)
+    assert within[-2:] == [round(best[0][0], 3), round(best[1][0], 3)]
+    # Little noise
+    (less,) = [row for row in stopped if row["ent_coef"] == "0.003"]
+    assert max(point("ent_coef 0", 0.1, 1)[0], float(less["return"])) < 3
+    names = ["standard deviation at the start", "standard deviation at the end"]
+    names += [f"{x} of the {y} actions" for x in ("cost", "return") for y in ("mean", "sampled")]
+    *numbers, one, other = (measured[f"PointGoal1, SCPO seed 1: {name}"] for name in names)
+    said = "rises from {:.1f} to {:.1f}. .* costs {:.1f} an episode with its mean actions and {:.1f} with sampled ones"
+    assert re.search(said.format(*numbers), page()) and one == pytest.approx(other, rel=0.05)
+    # What didn't help either: within the limit the return is lower than the best one, or it is over the limit
+    others = [point(f"{usual}, reward_bias 0.05, penalty always", beta, 8, x) for beta, x in ((0.05, 2.1), (0.1, 5.0))]
+    others += [point("reward_scale 1", 0.1, 1), point(safety_gamma=0.999), point(k=1)]
+    others += [point(f"update_epochs 10, {usual}, reward_bias 0.05")]
+    assert all(cost > limit or returned < best[0][0] for returned, cost, _ in others)
+    assert [row["schedule"] for row in stopped if row["beta"] == "1"] == ["none", "beta"]
+    assert [float(row["return"]) < 1 for row in stopped if row["minibatch_size"] == "256"] == [True]
+
+
 def test_what_the_page_says_of_point_goal():
-    task, (known, published) = "SafetyPointGoal1-v0", field.load(ROOT / "results" / "field")
-    published = [x for x in published if x["task"] == task and float(x["cost_mean"]) <= field.COST_LIMIT]
+    task, (runs, published) = "SafetyPointGoal1-v0", field.load(ROOT / "results" / "field")
+    known = [x for x in published if x["task"] == task]
+    published = [x for x in known if float(x["cost_mean"]) <= field.COST_LIMIT]
     good = {x["algorithm"] for x in published if float(x["return_mean"]) > 18}
     assert good == {"TRPOPID", "PCPO", "TRPOLag"} and "TRPOPID, PCPO and TRPOLag are within the limit" in page()
     with_ppo = [x for x in published if "PPO" in x["algorithm"] and x["algorithm"] not in field.UNCONSTRAINED]
     best = max(with_ppo, key=lambda x: float(x["return_mean"]))
     said = "is {}, at {:.1f} and {:.1f}.".format(*(float(best[x]) if "mean" in x else best[x] for x in FINAL))
     assert f"PPO in their name the best one within the limit {said}" in page()
-    first = [1 - run.columns["safe_episode_rate"][:10].mean() for run in known if run.task == task]
+    first = [1 - run.columns["safe_episode_rate"][:10].mean() for run in runs if run.task == task]
     assert np.mean(first) == pytest.approx(0.3, abs=0.05)  # break the limit
-    rows = [row for row in curves.rows_of(ROOT / "results" / "search.csv") if row["task"] == task]
-    always = {row["beta"]: row for row in rows if row["penalty"] == "always"}
-    rows = [row for row in rows if row["penalty"] != "always"]
-    said = "{} ends at {:.1f} and {:.1f}, with {:.0f} % "
-    for beta, steps in (("0.05", "2.1 million steps"), ("0.1", "5.0 million steps it")):
-        row = always[beta]
-        shown = said.format(steps, float(row["return"]), float(row["cost"]), 100 * float(row["safe"]))
-        assert shown in page() and (row["limit_factor"], row["reward_bias"], row["state"]) == ("8", "0.05", "complete")
-        assert round(int(row["steps"]) / 1e6, 1) == float(steps[:3])
-    (epochs,) = [row for row in rows if row["update_epochs"] == "10"]
-    (large,) = [row for row in rows if row["minibatch_size"] == "256"]
-    said = "13.8 and 21.8, but this one ends at {:.1f} and {:.1f}. .* a learning rate of {}: .* at a return of {:.1f}."
-    shown = float(epochs["return"]), float(epochs["cost"]), large["learning_rate"], float(large["return"])
-    assert re.search(said.format(*shown), page()) and large["state"] == "fail"
-    rows = [row for row in rows if row not in (epochs, large)]
-    (stopped,) = [row for row in rows if row["state"] == "fail" and row["steps"] == "5005312"]
-    lenient = [row for row in rows if row["limit_factor"] == "40" and row["reward_bias"] == "0.05"]
-    text = (ROOT / "results" / "search" / f"{task}.journal").read_text()
-    told, journal = [], [json.loads(line) for line in text.splitlines()]
-    lenient, long = ([row for row in lenient if (row["steps"] == "5005312") == x] for x in (False, True))
-    for schedule, k, beta in (("beta", "", "1"), ("none", "", "0.2"), ("none", "1", "0.3"), ("none", "1", "0.05")):
-        (row,) = [row for row in lenient if (row["schedule"], row["k"], row["beta"]) == (schedule, k, beta)]
-        assert (row["seed"], row["steps"]) == ("101", "2097152")
-        quarters = {"complete": 3, "fail": 2 if schedule == "beta" else 1}[row["state"]]  # told after each but the last
-        assert sum(line.get("trial_id") == int(row["trial"]) and line["op_code"] == 7 for line in journal) == quarters
-        told += [float(row["return"]), float(row["cost"])] + [100 * float(row["safe"])] * (row["state"] == "complete")
-    said = "With `--beta 0.2` in place of 0.05 the trial ends at {:.1f} and {:.1f}, with {:.0f} % safe"
-    assert said.format(*told[2:5]) in page()
-    (row,) = long
-    quarters = told_after_each_quarter(journal, row)
-    assert (row["beta"], row["k"], row["schedule"], row["seed"], row["state"]) == ("0.2", "", "none", "101", "complete")
-    said = "the return is {:.1f} at a cost of {:.1f}. .*: {:.1f} at {:.1f} after three quarters. .* ends at {:.1f} and "
-    ending = [float(row["return"]), float(row["cost"]), 100 * float(row["safe"])]
-    assert re.search((said + "{:.1f}, with {:.0f} %").format(*quarters[2], *quarters[3], *ending), page())
-    assert quarters[1][0] < quarters[2][0] and ending[1] < field.COST_LIMIT
-    rows = [row for row in rows if row["state"] == "complete" and row["beta"]]
-    (early,) = [row for row in rows if row["limit_factor"] == "8" and row["beta"] == "0.2"]
-    assert (early["seed"], early["steps"], early["reward_bias"]) == ("101", "5005312", "0.05")
-    quarters, ending = told_after_each_quarter(journal, early), [float(early["return"]), float(early["cost"])]
-    said = "side by side: {:.1f} at a cost of {:.1f} after a quarter of the run, {:.1f} at {:.1f} after half, and "
-    said += "{:.1f} at {:.1f} after three quarters. It ends at {:.1f} and {:.1f}, with {:.0f} % of the episodes safe"
-    assert said.format(*quarters[1], *quarters[2], *quarters[3], *ending, 100 * float(early["safe"])) in page()
-    (light,) = [row for row in rows if row["limit_factor"] == "8" and row["beta"] == "0.1"]
-    sooner, lighter = told_after_each_quarter(journal, light), [float(light["return"]), float(light["cost"])]
-    said = "caution later. This trial ends at {:.1f} and {:.1f}, with {:.0f} % of the episodes safe"
-    assert said.format(*lighter, 100 * float(light["safe"])) in page()
-    assert sooner[1][0] > quarters[1][0] and sooner[3][1] > quarters[3][1]
-    said = "a return of {:.1f} and a cost of {:.1f} (`--beta 0.2`) and at {:.1f} and {:.1f} (`--beta 0.1`)"
-    assert said.format(*ending, *lighter) in page()
-    changed = {name for name in early if early[name] != light[name]} - {"trial", "score", "seconds", "late"}
-    assert changed == {"return", "cost", "safe", "beta"}
-    others = [row for row in rows if float(row["cost"]) < field.COST_LIMIT and row not in (early, light)]
-    assert all(float(row["return"]) < min(ending[0], lighter[0]) for row in others)
-    changed = {name for name in early if early[name] != long[0][name]} - {"trial", "score", "seconds", "late"}
-    assert changed == {"return", "cost", "safe", "limit_factor"}
-    rows = [row for row in rows if row not in (*long, early, light)]
-    (held,) = [row for row in rows if row["hold"]]
-    assert held["steps"] == "5000000" and (held["hold"], held["ent_coef_end"]) == ("0.3", "0")
-    (scaled,) = [row for row in rows if row["reward_scale"] == "1"]
-    biased = {(row["reward_bias"], row["schedule"]): row for row in rows if row["reward_bias"]}
-    (gamma,) = [row for row in rows if row["limit_factor"] and row["safety_gamma"]]
-    (small,) = [row for row in rows if row["limit_factor"] and row["reward_bias"] == "0.02"]
-    others = [biased["0.1", "limit"], small]
-    assert [row["limit_factor"] for row in (small, gamma)] == ["40"] * 2 and gamma["reward_bias"] == "0.05"
-    shares = [float(row[x]) * scale for row in others for x, scale in (("return", 1), ("cost", 1), ("safe", 100))]
-    said = "0.1 ends at {:.1f} and {:.1f}, with {:.0f} % safe. A bias of 0.02 ends at {:.1f} and {:.1f}, with {:.0f} %"
-    assert said.format(*shares) in page()
-    both = biased["0.05", "limit"]
-    changed = {name for name in both if both[name] != epochs[name]}
-    assert changed == {*"trial score return cost seconds safe late update_epochs schedule limit_factor".split()}
-    assert max(told[0], told[5]) < 2 and told[8] > field.COST_LIMIT  # a rising beta; --k 1, twice
-    assert float(gamma["return"]) < float(both["return"]) and float(gamma["cost"]) > float(both["cost"])
-    rows = [row for row in rows if row not in (held, scaled) and not row["reward_bias"]]
-    by_entropy = {float(row["ent_coef"]): row for row in rows if float(row["beta"]) == 0.1}
-    rows = {(float(row["beta"]), row["schedule"]): row for row in rows if float(row["ent_coef"]) == 0.01}
-    for beta in (0.2, 0.3):
-        assert 0.5 < float(rows[beta, "none"]["return"]) < 1.5
-    assert round(float(rows[0.2, "none"]["cost"])) == 13
     measured = {row["name"]: float(row["value"]) for row in curves.rows_of(ROOT / "results" / "measured.csv")}
     ours, theirs = measured["workers, PointGoal1: 1"], measured["PointGoal1, lidar as in the package: steps a second"]
     assert f"samples {ours:,.0f} steps a second on PointGoal1 instead of {theirs:,.0f} (" in page()
-    course = by_millions(curves.read(kept(task, "SCPO", "1-40")))  # learns the goal, then caution
-    assert max(x for x, _ in course) == course[2][0] > 2 * course[8][0] and course[8][1] < field.COST_LIMIT
-    (returned, cost, safe), course = ends(task, "SCPO", 10)[:, 0], by_millions(curves.read(kept(task, "SCPO", 1)))
-    said = "the return is {:.1f} at a cost of {:.1f} in the third million steps, and {:.1f} at {:.1f} in the sixth. It "
-    said += "ends at {:.1f} and {:.1f}, with {:.0f} % of the episodes safe. So twice the steps brought no more"
-    assert said.format(*course[2], *course[5], returned, cost, 100 * safe) in page()
-    assert float(always["0.1"]["return"]) < ending[0]
-    assert returned < ending[0] and course[5][1] < field.COST_LIMIT < course[4][1]
-    longer, (returned, cost, _) = returned, ends(task, "SCPO, beta 0.05, limit_factor 40")[:, 0]
-    assert longer == pytest.approx(returned, rel=0.02)  # "at the same return"
-    assert f"The return is {returned:.1f}, but the cost {cost:.1f}." in page()
-    said = [measured[f"PointGoal1, 10^7 steps: {x} where it was stopped"] for x in ("return", "cost")]
-    assert "was at a return of {:.1f} and a cost of {:.1f}".format(*said) in page()
-    names = ["mean Q^c at the end", "standard deviation at the start", "standard deviation at the end"]
-    names += [f"{x} of the {y} actions" for x in ("cost", "return") for y in ("mean", "sampled")]
-    names += ["safe episodes of the mean actions"]
-    q, *said, one, other, safe = (measured[f"PointGoal1, SCPO seed 1: {name}"] for name in names)
-    shown = "is {:.2f} on average .* multiplied by {:.2f}. .* from {:.1f} to {:.1f}. .* costs {:.1f} an episode .* and "
-    shown += "{:.1f} with .* only {:.0f} % of"
-    assert re.search(shown.format(q, q**4, *said, 100 * safe), page()) and one == pytest.approx(other, rel=0.05)
-    assert by_entropy[0]["steps"] == "2097152" and max(float(by_entropy[0]["return"]), float(stopped["return"])) < 3
-    assert f"without one, or with {stopped['ent_coef']}, the point hardly learns" in page()
-    labels = ("SCPO, beta 0.05, limit_factor 40", "TRPO-L", "CPO")
-    scpo, trpo_l, cpo = (ends(task, label)[:, 0] for label in labels)
-    assert min(scpo[0], cpo[0]) > 10 and trpo_l[1] < field.COST_LIMIT < scpo[1] < cpo[1]
-    assert abs(ends(task, "TRPO-L")[0].mean() - 1) < 0.5
-    assert float(rows[0.1, "none"]["return"]) > 10 and float(rows[0.1, "none"]["cost"]) > field.COST_LIMIT
+
+    # SCPO's own runs, TRPO-L and CPO
+    scpo, trpo_l = ends(task, "SCPO"), ends(task, "TRPO-L").mean(1)
+    said = "within the limit, but at returns of {}, with {} of the episodes safe."
+    assert said.format(listed(scpo[0], "{:.1f}"), listed(100 * scpo[2], "{:.0f} %")) in page()
+    assert scpo[1].max() < field.COST_LIMIT and scpo[0].max() < best_published(task)
+    courses = [by_millions(curves.read(kept(task, "SCPO", seed))) for seed in (1, 2)]
+    said = "in the third million steps its return is {} and {}, at a cost of {} and {}."
+    numbers = [f"{course[2][i]:.1f}" for i in (0, 1) for course in courses]
+    assert said.format(*numbers) in page()
+    assert all(course[2][0] > course[5][0] and course[2][1] > course[5][1] for course in courses)
+    course = by_millions(curves.read(kept(task, "SCPO", "1-40")))
+    assert "the return reaches {:.1f}, at a cost of {:.1f}, before it falls".format(*max(course)) in page()
+    assert max(course) == course[2] and course[8][0] < course[2][0] / 2
+    (theirs,) = [float(x["return_mean"]) for x in published if x["label"] == "TRPO-L"]
+    said = (
+        f"TRPO-L is at {trpo_l[0]:.1f} and a cost of {trpo_l[1]:.1f} after all steps, far below the published {theirs}."
+    )
+    assert said in page() and trpo_l[0] < theirs / 2
     over, own, other, _ = held_out(task)
+    columns = curves.read(kept(task, "CPO", 1))
+    returned, cost = (curves.last_tenth(columns[f"episodic_{x}"]) for x in ("return", "cost"))
+    assert f"CPO earns {returned:.1f} after two million steps, at a cost of {cost:.1f}." in page()
     said = (
         f"over the limit by {over:.1f} on average, and the step made from it lowers the estimated cost of an episode "
     )
-    said += f"by {-own:.1f} on that batch. On the other batches the step changes this cost by {other:.2f}."
+    said += f"by {-own:.1f} on that batch. On the other batches the step changes this cost by {other:.1f}."
     assert said in page()
-    assert curves.read(ROOT / f"results/field/runs/{task}__CPO__1.csv")["episodes"][-1] == 8
-    lenient = rows[0.05, "limit"]
-    said = "The trial ends at {:.1f} and {:.1f}. .* 0.05 ends at {:.1f} and {:.1f}, with {:.0f} % safe"
-    outcomes = [float(row[x]) for row in (lenient, both) for x in ("return", "cost")]
-    assert re.search(said.format(*outcomes, 100 * float(both["safe"])), page())
-    assert "settings of the trial that ended at {:.1f} and {:.1f}, with seed 1".format(*outcomes[2:]) in page()
-    assert all(float(x["return"]) < float(rows[0.1, "none"]["return"]) for x in (scaled, held))
-    outcome = ("trial", "score", "return", "cost", "seconds", "safe", "late", "reward_bias", "k")
-    assert {name for name in both if both[name] != lenient[name]} <= {*outcome}
-    assert (both["k"] or "4") == lenient["k"]
-    assert float(lenient["return"]) == pytest.approx(best_published(task), rel=0.02)
-    assert float(lenient["cost"]) > 1.5 * field.COST_LIMIT
+    assert curves.read(kept(task, "CPO", 1))["episodes"][-1] == 8
