@@ -97,15 +97,6 @@ def trials(rows):
     return found
 
 
-def longest(runs):
-    """Returns the runs of a task and label that have its greatest length, to three per cent."""
-    steps = [run.columns["global_step"][-1] for run in runs]
-    most = {}
-    for run, length in zip(runs, steps):
-        most[run.task, run.label] = max(length, most.get((run.task, run.label), 0))
-    return [run for run, length in zip(runs, steps) if length > 0.97 * most[run.task, run.label]]
-
-
 def make(results):
     """Draws results/field/field.png and returns the tables' lines by name."""
     runs, published = load(results)
@@ -113,7 +104,7 @@ def make(results):
     if results.resolve() == RESULTS / "field":
         blocks["trials on Safety-Gymnasium"] = table(TRIALS, trials(curves.rows_of(RESULTS / "search.csv")))
     if runs:
-        beside.draw(results / "field", longest(runs), [x for x in published if x["algorithm"] not in UNCONSTRAINED])
+        beside.draw(results / "field", runs, [x for x in published if x["algorithm"] not in UNCONSTRAINED])
         figure = "![Return, cost and share of safe episodes](../results/field/field.png)"
         blocks["ours on Safety-Gymnasium"] = [figure, "", *table(beside.TABLE, beside.rows(runs))]
     if results.resolve() == RESULTS / "field":

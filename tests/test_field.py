@@ -10,7 +10,6 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -305,15 +304,6 @@ def test_a_figure_has_a_row_a_task_and_a_line_a_run(tmp_path, monkeypatch):
     assert axes[0].lines[-1].get_xydata().tolist() == [[10, 7]]
     assert axes[0].get_xlim() == axes[2].get_xlim()  # though the last panel has no mark at 10
     assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["scpo_continuous"]
-
-
-def test_the_fields_figure_has_the_longest_runs_of_each_kind():
-    def run(task, label, steps):
-        return SimpleNamespace(task=task, label=label, columns={"global_step": [1, steps]})
-
-    runs = [run("a", "SCPO", 1000), run("a", "SCPO", 200), run("a", "SCPO", 990), run("a", "CPO", 200)]
-    runs.append(run("b", "SCPO", 200))
-    assert field.longest(runs) == [runs[0], runs[2], runs[3], runs[4]]
 
 
 def cut(path, lines):
@@ -673,7 +663,10 @@ def test_what_the_page_says_of_point_goal():
     known = [x for x in published if x["task"] == task]
     published = [x for x in known if float(x["cost_mean"]) <= field.COST_LIMIT]
     good = {x["algorithm"] for x in published if float(x["return_mean"]) > 18}
-    assert good == {"TRPOPID", "PCPO", "TRPOLag"} and "TRPOPID, PCPO and TRPOLag are within the limit" in page()
+    assert (
+        good == {"TRPOPID", "PCPO", "TRPOLag"}
+        and "TRPOPID, PCPO and TRPOLag are within the limit at returns above 18" in page()
+    )
     with_ppo = [x for x in published if "PPO" in x["algorithm"] and x["algorithm"] not in field.UNCONSTRAINED]
     best = max(with_ppo, key=lambda x: float(x["return_mean"]))
     said = "is {}, at {:.1f} and {:.1f}.".format(*(float(best[x]) if "mean" in x else best[x] for x in FINAL))
