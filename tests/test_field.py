@@ -474,11 +474,10 @@ def page():
 
 
 def held_out(task):
-    """Of CPO: excess of a batch, a step's change of cost on it and on others, of return on others; means of 12."""
+    """Of CPO: excess cost of each of 12 batches, a step's change of cost on its batch and on the others, (3, 12)."""
     rows = [row for row in curves.rows_of(ROOT / "results" / "held_out.csv") if row["task"] == field.TASKS[task]]
     assert len(rows) == 12 and {row["script"] for row in rows} == {"cpo.py"}
-    names = ("excess_cost", "own_cost", "other_cost", "other_return")
-    return [np.mean([float(row[name]) for row in rows]) for name in names]
+    return np.array([[float(row[name]) for row in rows] for name in ("excess_cost", "own_cost", "other_cost")])
 
 
 def best_published(task):
@@ -540,14 +539,16 @@ def test_what_the_page_says_of_the_cheetah():
     )
     assert said in page()
     more = [100 * (returned / scpo[0] - 1) for returned in (trpo_l[0], cpo[0])]
-    assert "TRPO-L earns {:.0f} % more and CPO {:.0f} % more than SCPO.".format(*more) in page()
+    assert "TRPO-L earns {:.0f} % more and CPO {:.0f} % more than SCPO, but SCPO's best".format(*more) in page()
+    assert ends(cheetah, "SCPO")[0].max() == pytest.approx(trpo_l[0], rel=0.002)
     assert f"is at the limit ({trpo_l[1]:.1f}), CPO's above it ({cpo[1]:.1f})." in page()
     assert trpo_l[1] == pytest.approx(limit, abs=0.2) and cpo[1] > limit + 0.5
     assert f"Of their episodes {100 * trpo_l[2]:.0f} % and {100 * cpo[2]:.0f} % are safe." in page()
-    over, own, other, other_return = held_out(cheetah)
+    over, own, other = (values.mean() for values in held_out(cheetah))
     said = f"over the limit by {over:.1f} on average. The step made from it lowers the estimated cost of an episode by "
-    said += f"{-own:.1f} on that batch. On the other batches it raises this cost by {other:.1f}, and the return as well"
-    assert said in page() and other_return > 0
+    said += f"{-own:.1f} on that batch. On the other batches it raises this cost by {other:.1f}, with a standard error "
+    error = held_out(cheetah)[2].std(ddof=1) / 12**0.5
+    assert said + f"of {error:.1f}." in page()
 
 
 def test_what_the_page_says_of_the_hopper():
@@ -567,9 +568,11 @@ def test_what_the_page_says_of_the_hopper():
     }
     two, one = lengths.values()
     said = (
-        f"falls after {two[4]:.0f} of 1,000 steps in the fifth million, and after {two[9]:.0f} in the last. With seed "
+        f"has {two[4]:.0f} of 1,000 steps on average in the fifth million, and {two[9]:.0f} in the last. With seed 1 "
     )
-    said += f"1 of CPO it falls after {one[6]:.0f} steps in the seventh million and after {one[9]:.0f} in the last, but"
+    said += (
+        f"of CPO it has {one[6]:.0f} in the seventh million and {one[9]:.0f} in the last, but then most episodes exceed"
+    )
     assert said in page() and two[4] == min(two) and one[6] == min(one) and cpo[2, 0] < 0.5
     for task in (cheetah, hopper):  # the mean cost is close to the limit, and most episodes are safe
         _, cost, safe = ends(task, "SCPO").mean(1)
@@ -585,9 +588,6 @@ def told_after_each_quarter(journal, row):
             if "step" in line:
                 told[line["step"]] = float(now["return"]), float(now["cost"])
     return told
-
-
-FINAL = ("algorithm", "return_mean", "cost_mean")
 
 
 def point(settings="learning_rate 0.0006, reward_bias 0.05", beta=0.05, factor=40, steps=2.1, k=4, safety_gamma=0.995):
@@ -607,34 +607,34 @@ def test_what_the_page_says_of_the_trials_on_point_goal():
     usual = "learning_rate 0.0006"
 
     # A strict limit
-    for strict in (point("learning_rate 0.0003", 0.2, 1, 1.0), point(usual, 0.3, 1, 1.0, k=1)):
-        assert 0.5 < strict[0] < 1.5
+    careful, neither = point("learning_rate 0.0003", 0.2, 1, 1.0), point(usual, 0.3, 1, 1.0, k=1)
+    assert max(abs(careful[0] - 1), abs(neither[0] - 1)) < 0.5 and careful[1] < limit < neither[1]
     assert point("the defaults", 0.1, 1)[0] > 10 and point("the defaults", 0.1, 1)[1] > limit
     measured = {row["name"]: float(row["value"]) for row in curves.rows_of(ROOT / "results" / "measured.csv")}
     q = measured["PointGoal1, SCPO seed 1: mean Q^c at the end"]
-    assert f"Q^c is {q:.2f} on average at the end. With k 4 a reward is then multiplied by {q**4:.2f}." in page()
+    assert f"Q^c is {q:.2f} on average at the end. With k 4 an action with this Q^c gets {q**4:.2f} of" in page()
     # A limit that begins lenient
     lenient, biased = point(usual), point()
-    assert "ends at a return of {:.1f} and a cost of {:.1f}.".format(*lenient) in page()
+    assert "The trial without a reward bias ends at a return of {:.1f} and a cost of {:.1f}.".format(*lenient) in page()
     complete = [row for row in rows if row["state"] == "complete"]
     assert lenient[0] == max(round(float(row["return"]), 3) for row in complete)
     # A reward bias
     assert "With a bias of 0.05 the trial ends at {:.1f} and {:.1f}.".format(*biased) in page()
     assert point(f"{usual}, reward_bias 0.02")[1] > limit
-    assert "the return is {:.1f}.".format(*point(f"{usual}, reward_bias 0.1")) in page()
+    assert "With 0.1 the trial ends at {:.1f} and {:.1f}.".format(*point(f"{usual}, reward_bias 0.1")) in page()
     # A larger penalty
     short, long = point(beta=0.2), point(beta=0.2, steps=5.0)
-    said = "With `--beta 0.2` in place of 0.05 the trial ends at {:.1f} and {:.1f}: in so few steps"
+    said = "With `--beta 0.2` in place of 0.05 the trial ends at {:.1f} and {:.1f}. With 5.0 million steps"
     assert said.format(*short) in page()
     assert "The trial ends at {:.1f} and {:.1f}. - **A limit".format(*long) in page()
     (row,) = [x for x in rows if x["beta"] == "0.2" and x["limit_factor"] == "40" and x["steps"] == "5005312"]
     text = (ROOT / "results" / "search" / f"{task}.journal").read_text()
     quarters = told_after_each_quarter(map(json.loads, text.splitlines()), row)
-    assert "after half of the run, the return is {:.1f} at a cost of {:.1f}.".format(*quarters[2]) in page()
-    assert quarters[3][0] / quarters[2][0] == pytest.approx(0.5, abs=0.05) and quarters[3][1] < limit
+    assert "After it the return is {:.1f} at a cost of {:.1f}.".format(*quarters[2]) in page()
+    assert "After three quarters the return is {:.1f} at a cost of {:.1f}.".format(*quarters[3]) in page()
     # A limit that begins less lenient
     best = [point(beta=beta, factor=8, steps=5.0) for beta in (0.2, 0.1)]
-    said = "in place of 40 the last trial ends at {:.1f} and {:.1f}, with {:.0f} % of the episodes safe."
+    said = "begins at 200. This trial ends at {:.1f} and {:.1f}, with {:.0f} % of the episodes safe."
     assert said.format(*best[0]) in page()
     assert "With `--beta 0.1` it ends at {:.1f} and {:.1f}, with {:.0f} % of the".format(*best[1]) in page()
     ours = dict(beta=0.2, reward_bias=0.05, limit_factor=8, learning_rate=6e-4)
@@ -667,10 +667,6 @@ def test_what_the_page_says_of_point_goal():
         good == {"TRPOPID", "PCPO", "TRPOLag"}
         and "TRPOPID, PCPO and TRPOLag are within the limit at returns above 18" in page()
     )
-    with_ppo = [x for x in published if "PPO" in x["algorithm"] and x["algorithm"] not in field.UNCONSTRAINED]
-    best = max(with_ppo, key=lambda x: float(x["return_mean"]))
-    said = "is {}, at {:.1f} and {:.1f}.".format(*(float(best[x]) if "mean" in x else best[x] for x in FINAL))
-    assert f"PPO in their name the best one within the limit {said}" in page()
     first = [1 - run.columns["safe_episode_rate"][:10].mean() for run in runs if run.task == task]
     assert np.mean(first) == pytest.approx(0.3, abs=0.05)  # break the limit
     measured = {row["name"]: float(row["value"]) for row in curves.rows_of(ROOT / "results" / "measured.csv")}
@@ -683,28 +679,26 @@ def test_what_the_page_says_of_point_goal():
     assert said.format(listed(scpo[0], "{:.1f}"), listed(100 * scpo[2], "{:.0f} %")) in page()
     assert scpo[1].max() < field.COST_LIMIT and scpo[0].max() < best_published(task)
     courses = [by_millions(curves.read(kept(task, "SCPO", seed))) for seed in (1, 2)]
-    said = "in the third million steps its return is {} and {}, at a cost of {} and {}."
+    said = "In the third million steps the return is {} and {}, at a cost of {} and {}."
     numbers = [f"{course[2][i]:.1f}" for i in (0, 1) for course in courses]
     assert said.format(*numbers) in page()
-    assert all(course[2][0] > course[5][0] and course[2][1] > course[5][1] for course in courses)
+    assert "to {:.1f} and {:.1f} in the sixth million.".format(*(course[5][0] for course in courses)) in page()
+    assert courses[0][9][0] > courses[0][5][0] and courses[1][9][0] < courses[1][5][0]
+    assert all(course[2][1] > course[5][1] for course in courses)
     course = by_millions(curves.read(kept(task, "SCPO", "1-40")))
     assert "the return reaches {:.1f}, at a cost of {:.1f}, before it falls".format(*max(course)) in page()
     assert max(course) == course[2] and course[8][0] < course[2][0] / 2
     (theirs,) = [float(x["return_mean"]) for x in published if x["label"] == "TRPO-L"]
-    said = (
-        f"TRPO-L is at {trpo_l[0]:.1f} and a cost of {trpo_l[1]:.1f} after all steps, far below the published {theirs}."
-    )
+    said = f"It ends at {trpo_l[0]:.1f} and a cost of {trpo_l[1]:.1f}, far below the published {theirs}."
     assert said in page() and trpo_l[0] < theirs / 2
     names = [f"PointGoal1, TRPO-L with a slower multiplier: {x}" for x in ("return", "cost")]
     slower = [measured[name] for name in names]
-    assert "in place of 0.05 (seed 101) ends at {:.1f} and {:.1f}.".format(*slower) in page()
-    cpo, (over, own, other, _) = ends(task, "CPO").mean(1), held_out(task)
-    said = f"CPO earns {cpo[0]:.1f}, more than all published algorithms that know the limit, but at a cost of "
+    assert "in place of 0.05, two million steps, seed 101) ends at {:.1f} and {:.1f}.".format(*slower) in page()
+    cpo, (over, own, other) = ends(task, "CPO").mean(1), held_out(task)
+    said = f"It earns {cpo[0]:.1f}, more than all published algorithms that know the limit, but at a cost of "
     assert said + f"{cpo[1]:.1f}." in page() and cpo[1] > field.COST_LIMIT
     assert cpo[0] > max(float(x["return_mean"]) for x in known if x["algorithm"] not in field.UNCONSTRAINED)
-    said = (
-        f"over the limit by {over:.1f} on average, and the step made from it lowers the estimated cost of an episode "
-    )
-    said += f"by {-own:.1f} on that batch. On the other batches it lowers this cost by {-other:.2f}."
-    assert said in page()
+    said = f"Of 12 batches half are over the limit by {np.median(over):.1f} or more. The step made from a batch lowers "
+    said += f"the estimated cost of an episode by {-own.mean():.1f} on that batch, on average. On the other batches it "
+    assert said + f"lowers this cost by {-other.mean():.2f}." in page()
     assert curves.read(kept(task, "CPO", 1))["episodes"][-1] == 8
