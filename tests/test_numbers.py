@@ -228,10 +228,9 @@ def on_the_field():
 
 
 def field_ends(task, label):
-    """Return and share of safe episodes: means over the last tenth of the kept runs of ten million steps."""
+    """Return and share of safe episodes: means over the last tenth of the kept runs."""
     kept, _ = field.load(RESULTS / "field")
     columns = [x.columns for x in kept if (x.task, x.label) == (task, label)]
-    assert all(9.9e6 < x["global_step"][-1] <= 1e7 for x in columns)
     return [np.mean([last_tenth(x[name]) for x in columns]) for name in ("episodic_return", "safe_episode_rate")]
 
 
