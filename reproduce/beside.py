@@ -5,6 +5,7 @@ same script or --exp-name and the same settings share a colour, as seeds of one 
 says which.
 """
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from reproduce.plot import COLOURS, frame, plt, save, table, thinned, with_range
 
 METRICS = {"episodic_return": "return", "episodic_cost": "cost", "safe_episode_rate": "safe"}
 TABLE = "task, run, seeds, million steps, return, cost, limit, safe, steps/s, minutes"
-NOT_SETTINGS = (*curves.NOT_SETTINGS, "seed", "script", "env_id", "cost_limit")
+NOT_SETTINGS = (*curves.NOT_SETTINGS, "seed", "env_id")
 
 
 def load(path, label=None):
@@ -61,7 +62,7 @@ def rows(runs):
         groups.setdefault((run.task, run.label, f"{run.columns['global_step'][-1]:.2g}"), []).append(run)
     for (task, label, _), group in groups.items():
         ends = [{name: x[-1] for name, x in run.columns.items()} for run in group]
-        row = dict(task=task, run=label, seeds=len(group), limit=group[0].limit)
+        row = dict(task=task, run=label, seeds=len({run.settings["seed"] for run in group}), limit=group[0].limit)
         row["million steps"] = with_range(np.array([end["global_step"] / 1e6 for end in ends]))
         for column, name in METRICS.items():
             row[name] = with_range(np.array([last_tenth(run.columns[column]) for run in group]))
@@ -88,7 +89,8 @@ def draw(path, runs, published=()):
             for final in [final for final in published if final["task"] == task and f"{name}_mean" in final]:
                 colour = COLOURS[labels.index(final["label"])] if final["label"] in labels else "grey"
                 axis.plot(10, float(final[f"{name}_mean"]), "o", markersize=4, fillstyle="none", color=colour)
-            frame(axis, f"{task}: {name.replace('safe', 'safe episodes')}", group[0].limit if name == "cost" else None)
+            for limit in sorted({run.limit for run in group}) if name == "cost" else [None]:
+                frame(axis, f"{task}: {name.replace('safe', 'safe episodes')}", limit)
         panels[0].legend(fontsize=6)
         panels[2].set_ylim(-0.03, 1.03)
     said = "a line a run, means of some iterations; cost limit dash-dotted"
@@ -99,7 +101,7 @@ def draw(path, runs, published=()):
 
 def main(paths, path):
     """Draws the runs into PATH.png and PATH.svg. Returns the lines of their table."""
-    runs = [load(run) for run in paths]
+    runs = [load(run) for run in dict.fromkeys(map(os.path.realpath, paths))]  # a run given twice counts once
     tell_apart(runs)
     path.parent.mkdir(parents=True, exist_ok=True)
     draw(path, runs)

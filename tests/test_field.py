@@ -171,7 +171,7 @@ def test_six_values_get_the_id_that_gives_five(script, with_stub):
     ]  # it prints a line of its own
     (said,) = lines
     assert told.returncode == 2
-    assert said.endswith('with info["cost"]; if it is one of Safety-Gymnasium, take ' + right)
+    assert said.endswith(f'with info["cost"]; if it is one of Safety-Gymnasium, take {right} (docs/field.md)')
 
 
 @pytest.mark.skipif(not find_spec("safety_gymnasium"), reason="needs Safety-Gymnasium (docs/field.md, make test-field)")
@@ -245,7 +245,13 @@ def test_runs_of_other_tasks_lengths_and_settings_are_drawn_and_told_apart(tmp_p
         write_run(tmp_path / "d", script="trpo.py", num_workers=4),
         write_run(tmp_path / "e", exp_name="mine", env_id="Other-v0", cost_limit=0.0),
         write_run(tmp_path / "f", script="trpo.py", seed=2, iterations=40),
+        write_run(tmp_path / "g", exp_name="limits", env_id="Third-v0"),
+        write_run(tmp_path / "h", exp_name="limits", env_id="Third-v0", cost_limit=9.0),
+        write_run(tmp_path / "i", exp_name="scripts", env_id="Third-v0", script="trpo.py", target_kl=0.01),
+        write_run(tmp_path / "j", exp_name="scripts", env_id="Third-v0", script="pdo.py", target_kl=0.01),
+        tmp_path / "x" / ".." / "a",
     ]
+    (tmp_path / "x").mkdir()
     plot.main([*map(str, runs), "--figure", str(tmp_path / "new" / "figure")])
     said = capsys.readouterr().out.splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in said if line.startswith("|")]
@@ -255,7 +261,13 @@ def test_runs_of_other_tasks_lengths_and_settings_are_drawn_and_told_apart(tmp_p
         ("Toy-v0", "scpo_continuous, k 2"),
         ("Toy-v0", "trpo"),
         ("Other-v0", "mine"),
+        ("Third-v0", "limits, cost_limit 5.0"),
+        ("Third-v0", "limits, cost_limit 9.0"),
+        ("Third-v0", "scripts, script trpo.py"),
+        ("Third-v0", "scripts, script pdo.py"),
     ]
+    limits = [rows["Third-v0", f"limits, cost_limit {limit}"]["limit"] for limit in ("5.0", "9.0")]
+    assert limits == ["5.0", "9.0"]
     lengths = [(row[2], row[3]) for row in cells[2:] if row[1] == "trpo"]
     assert lengths == [("1", "0.02"), ("1", "0.04")]  # no row has runs of two lengths
     seeds = rows["Toy-v0", "scpo_continuous, k 4"]
@@ -292,14 +304,15 @@ def test_a_figure_has_a_row_a_task_and_a_line_a_run(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(beside, "save", lambda figure, path: figures.append(figure))
     runs = [write_run(tmp_path / str(i), seed=i) for i in range(2)] + [write_run(tmp_path / "c", env_id="Other-v0")]
+    runs.append(write_run(tmp_path / "d", env_id="Other-v0", cost_limit=7.0))
     published = [dict(task="Toy-v0", label=None, return_mean="7", cost_mean="9")]
     beside.draw(tmp_path / "x", [beside.load(run) for run in runs], published)
     axes = figures[0].axes
     assert [axis.get_title() for axis in axes] == [
         f"{task}: {name}" for task in ("Toy-v0", "Other-v0") for name in ("return", "cost", "safe episodes")
     ]
-    # two curves and the published mark; two curves, limit and mark; two curves
-    assert [len(axis.lines) for axis in axes] == [3, 4, 2, 1, 2, 1]
+    # two curves and the published mark; two curves, limit and mark; two curves; below two curves, and two limits
+    assert [len(axis.lines) for axis in axes] == [3, 4, 2, 2, 4, 2]
     assert axes[0].lines[0].get_xydata()[0].tolist() == [0.002, 2.0]
     assert axes[0].lines[-1].get_xydata().tolist() == [[10, 7]]
     assert axes[0].get_xlim() == axes[2].get_xlim()  # though the last panel has no mark at 10
