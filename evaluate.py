@@ -28,6 +28,7 @@ from scipy import stats
 from tqdm import tqdm
 from tyro import conf
 
+from scpo_envs.ball_tasks import BallRun
 from scpo_run import check, parse, say
 
 ROOT = Path(__file__).parent
@@ -151,27 +152,22 @@ def as_text(results, run):
     return "\n".join(lines)
 
 
-def within_limit(env):
-    """Whether the cost of an episode so far is within the limit, as training judges it: 0.1 + 0.1 + 0.1 keeps 0.3."""
-    return env.spent <= env.cost_limit * (1 + 1e-6)
-
-
 def film(path, env, policy, seed, modes, max_steps):
     """Films an episode in each mode. Raises ValueError, which says why, if that fails.
 
     Above the picture stand mode, step, cost and limit, and the speed where the task limits it. A bar shows the cost.
     """
 
-    def frame(mode):
+    def frame(mode, safe):
         picture, task, cost, limit = drawn.render(), drawn.unwrapped, drawn.spent, drawn.cost_limit
         if not isinstance(picture, np.ndarray) or picture.ndim != 3:
             raise ValueError("its render() returns no picture in colour")
         text = f"{mode}, step {drawn.length}"
-        if hasattr(task, "speed_limit"):
+        if isinstance(task, BallRun):
             text += f", speed {np.hypot(*task.velocity[:2]):.2f} m/s, limit {task.speed_limit:g}"
         image = Image.fromarray(np.pad(picture[..., :3], ((60, 0), (0, 0), (0, 0)), constant_values=255))
         draw, width = ImageDraw.Draw(image), image.width - 16
-        colour = "darkgreen" if within_limit(drawn) else "crimson"
+        colour = "darkgreen" if safe else "crimson"
         draw.text((8, 3), f"{text}\ncost {cost:g}, limit {limit:g}", colour, ImageFont.load_default(14))
         draw.rectangle((8, 45, 8 + width * min(cost / max(limit, 1e-8), 1), 53), colour)
         draw.rectangle((8, 45, 8 + width, 53), outline="black")  # full at the limit
@@ -186,14 +182,14 @@ def film(path, env, policy, seed, modes, max_steps):
         open(path, "ab").close()  # says what is wrong, where ffmpeg would print its log
         with imageio.get_writer(path, fps=env.metadata.get("render_fps") or 30, macro_block_size=2) as writer:
             for mode in modes:
-                for _ in play(drawn, policy, seed, mode, max_steps):
-                    writer.append_data(frame(mode))
+                for info in play(drawn, policy, seed, mode, max_steps):
+                    writer.append_data(frame(mode, info["safe"]))
     except Exception as error:
         if Path(path).is_file() and not Path(path).stat().st_size:
             Path(path).unlink()  # it was made here, and nothing came into it
         hint = 'it takes a task with render_mode="rgb_array", imageio, imageio-ffmpeg, '
         hint += "and without a display MUJOCO_GL=egl or osmesa for MuJoCo"
-        raise ValueError(f"--video: can't film {env.spec.id} into {path}: {error!r} ({hint})") from error
+        raise ValueError(f"--video: can't film {env.spec.id} into {path} ({hint}): {error!r}") from error
 
 
 def main(argv=None):

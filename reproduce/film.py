@@ -13,19 +13,20 @@ from PIL import Image, ImageDraw, ImageFont
 import evaluate
 from reproduce import curves
 from reproduce.curves import ALGOS, RESULTS, fail, say
+from scpo_envs.ball_tasks import BallTask
 
 HEADER = 64  # pixels above each picture
 GREEN, YELLOW, RED = "#006400", "#FFD700", "#E00000"
 NAMES = {script.rpartition("/")[2]: algo for algo, script in ALGOS.items()} | {"scpo_discrete.py": "SCPO"}
 
 
-def header(width, name, env):
+def header(width, name, env, safe):
     """Returns a picture (HEADER, width) of an episode so far: algorithm, step, return, and the cost as a bar.
 
     The bar's scale ends at twice the limit, and a line marks the limit.
     """
     image = Image.new("RGB", (width, HEADER), "white")
-    draw, colour = ImageDraw.Draw(image), GREEN if evaluate.within_limit(env) else RED
+    draw, colour = ImageDraw.Draw(image), GREEN if safe else RED
     draw.text((8, 2), name, "black", ImageFont.load_default(22))
     draw.text((100, 4), f"step {env.length}, return {round(env.earned)}", "black", ImageFont.load_default(16))
     draw.text((100, 23), f"cost {env.spent:g}, limit {env.cost_limit:g}", colour, ImageFont.load_default(16))
@@ -55,7 +56,7 @@ def frames(run, seed, every):
     drawn = type(env)(drawn, env.cost_limit, env.augment_state)
     name, path = NAMES.get(checkpoint["script"], checkpoint["script"]), []
     for info in evaluate.play(drawn, policy, seed, "deterministic", 10_000):
-        if hasattr(drawn.unwrapped, "camera"):  # a Ball task
+        if isinstance(drawn.unwrapped, BallTask):
             path.append((drawn.unwrapped.position, YELLOW if info["cost"] == 0 else RED))
         if (drawn.length - 1) % every and "episode" not in info:
             continue
@@ -66,7 +67,7 @@ def frames(run, seed, every):
         if not isinstance(picture, np.ndarray):
             raise ValueError(f"{env.spec.id} can't be filmed: its render() returns no picture")
         frame = Image.new("RGB", (picture.shape[1], picture.shape[0] + HEADER))
-        frame.paste(header(frame.width, name, drawn), (0, 0))
+        frame.paste(header(frame.width, name, drawn, info["safe"]), (0, 0))
         frame.paste(Image.fromarray(picture[..., :3]), (0, HEADER))
         draw = ImageDraw.Draw(frame)
         for i, (position, colour) in enumerate(path, 1):  # anew in each picture: on Run the camera moves
