@@ -99,7 +99,8 @@ def with_workers(train, args):
     connections = []
     for worker in range(args.num_workers):
         connection, other_end = context.Pipe()
-        job = (other_end, train.__globals__["make_env"], args.seed + worker)
+        seed = np.random.SeedSequence([args.seed, worker]).generate_state(1).item()  # other seeds share no worker's
+        job = (other_end, train.__globals__["make_env"], seed)
         process = context.Process(target=work, args=job, daemon=True)
         process.start()
         other_end.close()
