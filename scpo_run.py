@@ -51,8 +51,8 @@ class RunArgs:
 VERSIONS = dict(python=sys.version.split()[0], **{x: metadata.version(x) for x in ("torch", "numpy", "gymnasium")})
 # What --resume may change: the length of the run, and what concerns only the process. All other flags define the run
 PROCESS_FLAGS = "total_timesteps device compile resume num_workers iteration_timeout track".split()  # and wandb_*
-WRONG_ID = r"--env-id (?!scpo_envs\S+Gymnasium-)\S*?(Safety(?!Ball)\w+?)(Gymnasium)?(-v\d+):.*(return|exist|mutable).*"
-RIGHT_ID = r"\g<0>; if it is one of Safety-Gymnasium, take scpo_envs.safety_gymnasium:\1Gymnasium\3"
+WRONG_ID = r"--env-id (?!scpo_envs\S+Gymnasium-)(\S+:)?(Safety(?!Ball)\w+?)(Gymnasium)?(-v\d+): (?!--).*"
+RIGHT_ID = r"\g<0>; if it is one of Safety-Gymnasium, take scpo_envs.safety_gymnasium:\2Gymnasium\4 (docs/field.md)"
 SAVED = "script args revisions iteration agent best_return seconds files".split()  # in every last.pt
 
 
@@ -83,7 +83,7 @@ def read_flags(Args, task_settings, script, argv=None):
 
     given, _ = parse(Flags, argv, add_help=False, return_unknown_args=True)  # --env-id and --resume set the defaults
     checkpoint = None if given.resume is None else load_checkpoint(given, script, Flags)
-    task = given.env_id + " --fast" * getattr(given, "fast", False)
+    task = given.env_id.removeprefix("scpo_envs:") + " --fast" * getattr(given, "fast", False)
     settings = task_settings.get(task, task_settings["any other task"])
     default = Flags(**(checkpoint["args"] if checkpoint else dict(settings, env_id=given.env_id)))
     args = parse(Flags, argv, default=default)
@@ -140,7 +140,7 @@ def git_revision(folder):
 
 
 def new_folder(args, script):
-    name = re.sub("[/:]", "-", f"{args.env_id}__{args.exp_name or script.stem}__{args.seed}")
+    name = re.sub(r"[/:;,#?']", "-", f"{args.env_id}__{args.exp_name or script.stem}__{args.seed}")
     Path(args.runs_dir).mkdir(parents=True, exist_ok=True)
     for second in range(int(time.time()), sys.maxsize):
         folder = Path(args.runs_dir, f"{name}__{second}")
@@ -222,11 +222,10 @@ def run(train, Args, task_settings, argv=None):
         if args.num_workers > 1:
             train = import_module("scpo_workers").with_workers(train, args)
         iterations = train(args, loaded)
+        misfits = (AttributeError, KeyError, RuntimeError, TypeError) if loaded else ()
         try:
             checkpoint = next(iterations)["checkpoint"]
-        except (AttributeError, KeyError, RuntimeError, TypeError) as error:
-            if not loaded:
-                raise
+        except misfits as error:
             raise ValueError(f"--resume {args.resume}: last.pt lacks a part or doesn't fit ({error!r})") from error
         folder, lock, made_by = open_folder(args, script, loaded)
     except (ValueError, ChildProcessError, ModuleNotFoundError) as error:  # the last one: a file of ours isn't here
@@ -237,7 +236,8 @@ def run(train, Args, task_settings, argv=None):
 
     def catch(number, frame):
         stop.append(number)
-        signal.signal(number, signal.SIG_DFL)  # the next one ends the process at once
+        for either in (signal.SIGINT, signal.SIGTERM):  # the next one ends the process at once
+            signal.signal(either, signal.SIG_DFL)
 
     signal.signal(signal.SIGINT, catch)
     signal.signal(signal.SIGTERM, catch)
@@ -261,11 +261,10 @@ def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
 
     def save_last():
         writer.flush()
-        files = {}  # how long the logs are: a resumed run cuts off what was logged later
         for path in logs(folder):
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-                files[path.name] = os.fstat(file.fileno()).st_size
+        files = {path.name: path.stat().st_size for path in logs(folder)}  # --resume cuts off what is logged later
         save(folder / "last.pt", **made_by, **checkpoint, best_return=best_return, seconds=seconds, files=files)
 
     if not loaded:
@@ -309,8 +308,9 @@ def keep(iterations, checkpoint, loaded, args, made_by, folder, writer, stop):
         ended += len(episodes)
         if iteration == total or stop or (args.save_every and iteration % args.save_every == 0):
             save_last()
-            if not (ended or stop) and iteration - begun >= min(args.save_every or total, total):  # else too early
-                needed = "the task needs a time limit, or the run a larger --save-every"
+            never = iteration == total and os.path.getsize(folder / "episodes.csv") == 0
+            if never or not (ended or stop) and iteration - begun >= min(args.save_every or total, total):
+                needed = "the task needs a time limit, or the run a larger --save-every or --total-timesteps"
                 raise FloatingPointError(f"no episode has ended by iteration {iteration}; {needed}")
             ended, begun = 0, iteration
         if stop and iteration < total:

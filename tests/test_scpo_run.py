@@ -219,6 +219,7 @@ def read(*argv):
 def test_defaults_are_the_tasks_settings_and_flags_win():
     assert (read().k, read().total_timesteps, read().runs_dir) == (5, 80, "runs")
     assert read("--env-id", "x:Other-v0").k == 7 and read("--env-id", "x:Other-v0").env_id == "x:Other-v0"
+    assert read("--env-id", "scpo_envs:Walk-v0").k == 5  # ours, with its module
     assert read("--k", "3").k == 3 and read("--env-id", "Other-v0", "--k", "2").k == 2
 
 
@@ -544,9 +545,10 @@ def test_a_signal_in_the_last_iteration_changes_nothing(tmp_path, happens):
     assert load(made(tmp_path) / "last.pt")["iteration"] == 10
 
 
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_a_run_that_hangs(number, tmp_path, happens):
-    happens(4, lambda: [os.kill(os.getpid(), number), (tmp_path / "hangs").touch(), time.sleep(1000)])
+def test_a_second_signal_ends_a_run_that_hangs(first, number, tmp_path, happens):
+    happens(4, lambda: [os.kill(os.getpid(), first), (tmp_path / "hangs").touch(), time.sleep(1000)])
     process = fork(tmp_path / "said", run, "--runs-dir", tmp_path / "runs")
     until((tmp_path / "hangs").exists)
     assert process.is_alive()
@@ -816,6 +818,21 @@ def test_a_stretch_too_short_for_an_episode_is_saved(tmp_path, happens):
     assert load(only(tmp_path) / "last.pt")["iteration"] == 10 and len(rows(only(tmp_path) / "progress.csv")) == 10
 
 
+@pytest.mark.parametrize("signalled", [8, 10])
+def test_a_run_in_which_no_episode_ended_is_named_though_a_signal_came_between(signalled, tmp_path, happens):
+    """After iteration 8 each stretch to a checkpoint is too short to tell. The whole run isn't."""
+    for iteration in range(1, 11):
+        happens(iteration, lambda: {"episodes": []})
+    happens(signalled, lambda: os.kill(os.getpid(), signal.SIGTERM) or {"episodes": []})
+    with pytest.raises(SystemExit) as stop:
+        run("--runs-dir", tmp_path, "--save-every", 20)
+    if signalled == 8:
+        assert stop.value.code == 143
+        with pytest.raises(SystemExit) as stop:
+            run("--resume", only(tmp_path))
+    assert "no episode has ended by iteration 10; the task needs a time limit" in stop.value.code
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, happens):
     def on_a_small_disk():
         try:
@@ -950,13 +967,16 @@ def test_each_named_task_sets_what_its_script_sets_by_task(script):
         ("SafetyPointGoal1-v0: Environment doesn't exist", "SafetyPointGoal1"),
         ("safety_gymnasium:SafetyCarRun0Gymnasium-v0: mutable default", "SafetyCarRun0"),
         ("scpo_envs.safety_gymnasium:SafetyPointGoal1-v0: reset must return obs, info", "SafetyPointGoal1"),
+        ("safety_gymnasium:SafetyPointGoal1Gymnasium-v0: No module named 'safety_gymnasium'", "SafetyPointGoal1"),
         ("scpo_envs.safety_gymnasium:SafetyNoGymnasium-v0: doesn't exist", None),
+        ("my_task:MySafetyTask-v0: reset must return obs, info", None),
         ("SafetyMine-v0: --cost-limit is needed", None),
         ("SafetyBallRun-v0: doesn't exist", None),
     ],
 )
 def test_an_id_of_safety_gymnasium_that_fails_names_the_right_one(given, taken):
-    hint = f"; if it is one of Safety-Gymnasium, take scpo_envs.safety_gymnasium:{taken}Gymnasium-v0" if taken else ""
+    hint = f"; if it is one of Safety-Gymnasium, take scpo_envs.safety_gymnasium:{taken}Gymnasium-v0 (docs/field.md)"
+    hint = hint if taken else ""
     assert re.sub(scpo_run.WRONG_ID, scpo_run.RIGHT_ID, f"--env-id {given}") == f"--env-id {given}{hint}"
 
 
