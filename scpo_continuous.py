@@ -76,7 +76,7 @@ class Args:
     target_kl: Optional[float] = None  # no further epoch once the mean KL divergence of one exceeds this (None: never)
     cost_limit: Optional[float] = None  # the paper's c_0: cost an episode may spend, undiscounted (None: must be given)
     limit_factor: float = 1  # the limit begins this many times as large and is as given from half of the run on
-    k: float = 4  # power of Q^c in the reward; 0: all counts; inf, with --safety-lambdas 1: only what is surely safe
+    k: float = 4  # power of Q^c in the reward; 0: all counts; inf, with --safety-lambdas 1: only what ended safely
     beta: float = 1  # weight of the cost term; with k 0 it needs --penalty always
     reward_scale: float = 1  # factor of the reward after nullification: large returns drown the policy's gradient
     reward_bias: float = 0  # the paper's b, added to each reward to make it positive
@@ -179,7 +179,7 @@ def make_env(env_id, cost_limit, augment_state):
     except Exception as error:
         reason = isinstance(error, (ValueError, ImportError, gym.error.Error)) and str(error) or repr(error)
         if "values to unpack" in reason:
-            reason = 'reset must return obs, info; step obs, reward, terminated, truncated, info, with info["cost"]'
+            reason += '; reset must return obs, info; step obs, reward, terminated, truncated, info, with info["cost"]'
         raise ValueError(f"--env-id {env_id}: {reason}") from error
     return env
 
@@ -386,7 +386,7 @@ def train(args, checkpoint=None, make_env=make_env):
     # Environments
     envs = [make_env(args.env_id, args.cost_limit, args.augment_state) for _ in range(args.num_envs)]
     obs_dim, longest = envs[0].observation_space.shape[0], envs[0].spec.max_episode_steps
-    if "<Normalize" in str(envs[0]):
+    if any(f"Normalize{x}" in str(envs[0]) for x in ("Observation", "Reward", "Cost")):
         print("A Normalize wrapper isn't saved and may alter the returns; --norm-obs is saved", file=sys.stderr)
     for flag, iterations in (("--total-timesteps", num_iterations), ("--save-every", args.save_every)):
         if longest and 0 < iterations * args.num_steps < longest:

@@ -158,7 +158,7 @@ def make_env(env_id, cost_limit, augment_state):
     except Exception as error:
         reason = isinstance(error, (ValueError, ImportError, gym.error.Error)) and str(error) or repr(error)
         if "values to unpack" in reason:
-            reason = 'reset must return obs, info; step obs, reward, terminated, truncated, info, with info["cost"]'
+            reason += '; reset must return obs, info; step obs, reward, terminated, truncated, info, with info["cost"]'
         raise ValueError(f"--env-id {env_id}: {reason}") from error
     return env
 
@@ -457,7 +457,7 @@ def train(args, checkpoint=None, make_env=make_env):
     # Environments
     envs = [make_env(args.env_id, args.cost_limit, args.augment_state) for _ in range(args.num_envs)]
     obs_dim, longest = envs[0].observation_space.shape[0], envs[0].spec.max_episode_steps
-    if "<Normalize" in str(envs[0]):
+    if any(f"Normalize{x}" in str(envs[0]) for x in ("Observation", "Reward", "Cost")):
         print("A Normalize wrapper isn't saved and may alter the returns; this script has its own", file=sys.stderr)
     for flag, iterations in (("--total-timesteps", num_iterations), ("--save-every", args.save_every)):
         if longest and 0 < iterations * args.num_steps < longest:
@@ -555,6 +555,8 @@ def train(args, checkpoint=None, make_env=make_env):
             x = torch.as_tensor(x, dtype=torch.float64, device=device)
             for buffer, value in zip(moments, add_to_moments(*moments, x)):
                 buffer.copy_(value)
+        if args.augment_state:  # the share of the limit is on one scale from the start
+            agent.obs_mean[-1], agent.obs_var[-1] = 0, 1
 
         # What there is to log and to save
         scalars = {

@@ -707,6 +707,21 @@ def test_observations_are_normalised_by_what_came_before_in_the_first_half(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_the_share_of_the_limit_is_passed_on_as_it_is(name):
+    """Before the first cost it is 0. By its moments the first cost would look like the whole limit spent."""
+    script = importlib.import_module(f"baselines.{name}")
+    args = script.Args(env_id="toy_env:Toy-v0", cost_limit=25, num_envs=2, num_steps=64, augment_state=True)
+    args.total_timesteps, args.save_every, args.critic_minibatches = 512, 0, 4
+    for progress in script.train(args):
+        weights = progress["checkpoint"]["agent"]
+    agent = script.Agent(3, gym.spaces.Box(-1, 1, (2,)))
+    agent.load_state_dict(weights)
+    assert agent.obs_count > 0 and agent.obs_var[0] < 0.9
+    obs = torch.tensor([[0.2, 0.1, 0.01], [0.2, 0.1, 1.0]])
+    torch.testing.assert_close(agent.normalize(obs)[:, 2], torch.tensor([0.01, 1.0]))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_rewards_are_scaled_and_clipped_and_costs_are_not(name):
     """Where an episode terminates, the return that is left is the last reward, and the cost the last cost."""
     for iteration in diary_of(name):

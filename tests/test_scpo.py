@@ -395,12 +395,22 @@ def test_an_end_of_the_tasks_own_making_is_unsafe_and_costs_where_asked_for(scri
 
 @pytest.mark.parametrize("script", ALL)
 def test_a_wrapper_that_normalises_and_is_not_saved_is_named(script, capsys):
-    def with_wrapper(*task):
-        env = script.make_env(*task)
-        env.env = gym.wrappers.NormalizeObservation(env.env)
-        return env
+    class SafeNormalizeReward(gym.wrappers.NormalizeReward):  # Safety-Gymnasium's is one
+        pass
 
-    for make_env, times in ((with_wrapper, 1), (script.make_env, 0)):
+    class NormalizedTask(gym.Wrapper):
+        pass
+
+    def wrapped_in(wrapper):
+        def make_env(*task):
+            env = script.make_env(*task)
+            env.env = wrapper(env.env)
+            return env
+
+        return make_env
+
+    for wrapper, times in ((gym.wrappers.NormalizeObservation, 1), (SafeNormalizeReward, 1), (NormalizedTask, 0)):
+        make_env = wrapped_in(wrapper)
         env_id = f"toy_env:Toy{'Choice' * (script is scpo_discrete)}-v0"
         args = script.Args(env_id=env_id, cost_limit=25, num_envs=2, num_steps=64)
         args.total_timesteps, args.save_every, args.compile = 256, 0, False
