@@ -144,6 +144,12 @@ def test_the_readme_says_for_whom_by_what_was_measured():
     assert [x[3] for x in (ours, lagrangian, cpo)] == [4, 4, 4]
 
 
+def test_the_results_page_names_each_file_beside_it():
+    named = re.findall(r"`([^`]+)`", (ROOT / "results" / "README.md").read_text().split("## Files")[1])
+    there = {path.name + "/" * path.is_dir() for path in (ROOT / "results").iterdir()}
+    assert there - {"README.md"} - {name for name in there if name.endswith((".png", ".svg"))} == {*named} & there
+
+
 def test_the_film_is_small_and_moves():
     path = ROOT / "results" / "film.gif"
     with Image.open(path) as film:

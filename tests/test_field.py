@@ -518,6 +518,17 @@ def test_the_page_trains_with_the_settings_of_the_runs():
         assert {name: kept_settings[name] for name in settings} == settings
 
 
+def test_the_page_says_what_batches_the_baselines_have():
+    usual = importlib.import_module("baselines.trpo_lagrangian").Args()
+    for algo in ("TRPO-L", "CPO"):
+        for task, seed in (
+            (task, seed) for task in field.TASKS for seed in (1, 2, 3) if kept(task, algo, seed).exists()
+        ):
+            settings = json.loads(kept(task, algo, seed).with_suffix(".json").read_text())
+            said = "but smaller batches: {num_envs} environments x {num_steps:,} steps".format(**settings)
+            assert f"{said} in place of {usual.num_envs} x {usual.num_steps:,}." in page()
+
+
 def test_what_the_page_says_of_safety_gamma():
     rows = [
         row for row in curves.rows_of(ROOT / "results" / "search.csv") if row["task"] == "SafetyHalfCheetahVelocity-v1"
@@ -646,12 +657,12 @@ def test_what_the_page_says_of_the_trials_on_point_goal():
     short, long = point(beta=0.2), point(beta=0.2, steps=5.0)
     said = "With `--beta 0.2` in place of 0.05 the trial ends at {:.1f} and {:.1f}. With 5.0 million steps"
     assert said.format(*short) in page()
-    assert "The trial ends at {:.1f} and {:.1f}. - **A limit".format(*long) in page()
+    assert "At the end they are {:.1f} and {:.1f}. - **A limit".format(*long) in page()
     (row,) = [x for x in rows if x["beta"] == "0.2" and x["limit_factor"] == "40" and x["steps"] == "5005312"]
     text = (ROOT / "results" / "search" / f"{task}.journal").read_text()
     quarters = told_after_each_quarter(map(json.loads, text.splitlines()), row)
-    assert "After it the return is {:.1f} at a cost of {:.1f}.".format(*quarters[2]) in page()
-    assert "After three quarters the return is {:.1f} at a cost of {:.1f}.".format(*quarters[3]) in page()
+    assert "At half of this trial the return is {:.1f} and the cost {:.1f}.".format(*quarters[2]) in page()
+    assert "At three quarters they are {:.1f} and {:.1f}.".format(*quarters[3]) in page()
     # A limit that begins less lenient
     best = [point(beta=beta, factor=8, steps=5.0) for beta in (0.2, 0.1)]
     said = "begins at 200. This trial ends at {:.1f} and {:.1f}, with {:.0f} % of the episodes safe."
