@@ -12,6 +12,7 @@ import baselines.trpo
 import scpo_continuous
 import scpo_run
 from reproduce import film
+from scpo_envs import ball_tasks
 
 
 @pytest.mark.parametrize("spent, colour, filled", [(0, film.GREEN, 0), (25, film.GREEN, 0.5), (30, film.RED, 0.6)])
@@ -61,10 +62,14 @@ def test_a_film_of_two_runs(tmp_path, monkeypatch, capsys):
         scpo_run.run(module.train, module.Args, module.TASK_SETTINGS, [*flags, *more])
     runs = [str(path) for path in sorted((tmp_path / "runs").iterdir())]
     capsys.readouterr()
+    shown, original = [], film.header
+    monkeypatch.setattr(film, "header", lambda *args: shown.append((args[2].spent, args[3])) or original(*args))
+    monkeypatch.setattr(ball_tasks.BallCircle, "x_limit", 0)  # each step costs 1
     film.main([*runs, "--every", "100", "--width", "480", "--out", "film.gif"])
     said = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in said] == ["SCPO:", "TRPO:"]
     assert [line.split()[-1] for line in said] == ["25", "3"]
+    assert shown == [(1, 1), (101, 0), (201, 0), (250, 0)] * 2
     with Image.open("film.gif") as made:
         assert made.n_frames == 4 and made.size == (480, 212)  # after steps 1, 101, 201 and 250
 
