@@ -472,6 +472,14 @@ CHECKS = {
     ],
     "docs/your-own-env.md": [
         (
+            "With seed # the cart ends at a return of #. With observations # times as large plus # it ends at #, with "
+            r"actions in \[#, #\] at #",
+            lambda: (
+                *(1, MEASURED["cart: return"], 100, 500, MEASURED["cart, observations x 100 + 500: return"]),
+                *(100, 200, MEASURED["cart, actions in [100, 200]: return"]),
+            ),
+        ),
+        (
             "numbers with a standard deviation of # .*?, a baseline's with # ",
             lambda: (math.exp(UNKNOWN["log_std_init"]), TRPO.std_start),
         ),
