@@ -698,8 +698,8 @@ def test_what_the_page_says_of_point_goal():
         good == {"TRPOPID", "PCPO", "TRPOLag"}
         and "TRPOPID, PCPO and TRPOLag are within the limit at returns above 18" in page()
     )
-    first = [1 - run.columns["safe_episode_rate"][:10].mean() for run in runs if run.task == task]
-    assert np.mean(first) == pytest.approx(0.3, abs=0.05)  # break the limit
+    first = [10 * (1 - run.columns["safe_episode_rate"][:10].mean()) for run in runs if run.task == task]
+    assert (round(min(first)), round(max(first))) == (2, 5) and "two to five of ten episodes break the limit" in page()
     measured = {row["name"]: float(row["value"]) for row in curves.rows_of(ROOT / "results" / "measured.csv")}
     ours, theirs = measured["workers, PointGoal1: 1"], measured["PointGoal1, lidar as in the package: steps a second"]
     assert f"samples {ours:,.0f} steps a second on PointGoal1 instead of {theirs:,.0f} (" in page()
@@ -709,12 +709,11 @@ def test_what_the_page_says_of_point_goal():
     said = "within the limit, but at returns of {}, with {} of the episodes safe."
     assert said.format(listed(scpo[0], "{:.1f}"), listed(100 * scpo[2], "{:.0f} %")) in page()
     assert scpo[1].max() < field.COST_LIMIT and scpo[0].max() < best_published(task)
-    courses = [by_millions(curves.read(kept(task, "SCPO", seed))) for seed in (1, 2)]
-    said = "In the third million steps the return is {} and {}, at a cost of {} and {}."
-    numbers = [f"{course[2][i]:.1f}" for i in (0, 1) for course in courses]
-    assert said.format(*numbers) in page()
-    assert "to {:.1f} and {:.1f} in the sixth million.".format(*(course[5][0] for course in courses)) in page()
-    assert courses[0][9][0] > courses[0][5][0] and courses[1][9][0] < courses[1][5][0]
+    courses = [by_millions(curves.read(kept(task, "SCPO", seed))) for seed in (1, 2, 3)]
+    said = "In the third million steps the return is {}, at a cost of {}."
+    assert said.format(*(listed([course[2][i] for course in courses], "{:.1f}") for i in (0, 1))) in page()
+    assert f"to {listed([course[5][0] for course in courses], '{:.1f}')} in the sixth million." in page()
+    assert [course[9][0] > course[5][0] for course in courses] == [True, False, False]
     assert all(course[2][1] > course[5][1] for course in courses)
     course = by_millions(curves.read(kept(task, "SCPO", "1-40")))
     assert "the return reaches {:.1f}, at a cost of {:.1f}, before it falls".format(*max(course)) in page()
