@@ -26,10 +26,10 @@ SETTINGS = {  # what differs from the scripts' defaults
     "TRPO-L": dict(num_envs=8, num_steps=1000),
     "CPO": dict(num_envs=8, num_steps=1000),
 }
-BY_TASK = {  # and for SCPO by task, after the trials in docs/field.md
-    "SafetyHalfCheetahVelocity-v1": dict(ent_coef=0, beta=0),
-    "SafetyHopperVelocity-v1": dict(ent_coef=0, termination_cost=26),
-    "SafetyPointGoal1-v0": dict(beta=0.2, reward_bias=0.05, limit_factor=8, learning_rate=6e-4),
+BY_TASK = {  # and by task, after the trials in docs/field.md
+    ("SafetyHalfCheetahVelocity-v1", "SCPO"): dict(ent_coef=0, beta=0),
+    ("SafetyHopperVelocity-v1", "SCPO"): dict(ent_coef=0, termination_cost=26),
+    ("SafetyPointGoal1-v0", "SCPO"): dict(beta=0.2, reward_bias=0.05, limit_factor=8, learning_rate=6e-4),
 }
 THEIRS = {"TRPOLag": "TRPO-L", "CPO": "CPO"}  # OmniSafe's names of these
 COLUMNS = ("k", "beta", "safety_gamma", "termination_cost")
@@ -44,7 +44,7 @@ class Run(benchmark.Run):
         self.name, self.seed, self.task, self.script = f"{task}__{algo}__{seed}", seed, task, ALGOS[algo]
         self.group, self.folder, self.num_workers = f"{task}__{algo}", args.runs_dir / self.name, args.num_workers
         self.settings = dict(env_id=TASKS[task], cost_limit=COST_LIMIT, seed=seed, **SETTINGS[algo])
-        self.settings.update(BY_TASK.get(task, {}) if algo == "SCPO" else {})
+        self.settings.update(BY_TASK.get((task, algo), {}))
         self.batch = self.settings["num_envs"] * self.settings["num_steps"]
         self.length = self.iterations = args.total_timesteps // self.batch
         self.settings["total_timesteps"] = self.length * self.batch
@@ -61,7 +61,7 @@ def load(results):
     runs = [beside.load(path, path.stem.split("__")[1]) for path in paths]
     for run, path in zip(runs, paths):
         run.task = path.stem.split("__")[0]
-        now = {name: x for name, x in BY_TASK.get(run.task, {}).items() if run.label == "SCPO"}
+        now = BY_TASK.get((run.task, run.label), {})
         had = {**curves.defaults(run.settings["script"]), **run.settings}
         run.label += "".join(f", {name} {had[name]:g}" for name in now if had.get(name, now[name]) != now[name])
     published = curves.rows_of(results / "published.csv")
