@@ -95,8 +95,8 @@ def read_flags(Args, task_settings, script, argv=None):
         check(args, "total_timesteps", args.total_timesteps >= least, f"{least} or more, to go beyond what is done")
     check(args, "runs_dir", args.runs_dir, "the name of a folder")
     check(args, "exp_name", args.exp_name != "", "a name, or left out")
-    fits = args.num_workers == 1 or args.num_envs <= 32 * args.num_workers <= 32 * args.num_envs  # see scpo_workers
-    check(args, "num_workers", fits, f"in [1, {args.num_envs}] with at most 32 num-envs each")
+    fits = args.num_workers == 1 or args.num_envs < 1 or args.num_envs <= 32 * args.num_workers <= 32 * args.num_envs
+    check(args, "num_workers", fits, f"in [1, {args.num_envs}] with at most 32 num-envs each")  # see scpo_workers
     check(args, "min_safe_rate", 0 <= args.min_safe_rate <= 1, "in [0, 1]")
     check(args, "iteration_timeout", 1 <= args.iteration_timeout <= 1e6, "in [1, 1e6] seconds")
     try:

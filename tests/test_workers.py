@@ -198,6 +198,11 @@ def test_there_are_as_many_workers_as_environments_at_most(number, capsys, tmp_p
     assert says in refused(capsys, run_script, "scpo_continuous", *argv)
 
 
+def test_no_environments_are_refused_as_such(capsys, tmp_path):
+    argv = [*flags("scpo_continuous", tmp_path / "runs"), "--num-envs", 0, "--num-workers", 2]
+    assert "--num-envs is 0, but must be" in refused(capsys, run_script, "scpo_continuous", *argv)
+
+
 def test_a_worker_has_32_environments_at_most(capsys, tmp_path):
     """Otherwise the actions that wait for it fill its pipe while it fills the other one, and both wait for ever."""
     argv = [*flags("scpo_continuous", tmp_path / "runs"), "--num-envs", 300, "--num-steps", 20, "--num-workers", 2]
