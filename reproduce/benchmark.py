@@ -123,7 +123,8 @@ def refuse_mixtures(runs, args):
                 kept = [
                     path
                     for folder in (args.results, curves.RESULTS)
-                    for path in folder.glob(f"runs/{run.group}__*.json")
+                    for path in sorted(folder.glob(f"runs/{run.group}__*.json"))
+                    if path.stem.rpartition("__")[2].isdecimal()  # 1-40 has other settings, as its name says
                 ]
                 references[run.group] = curves.config(kept[0]) if kept and not args.replace else settings
         except curves.BadFile as error:

@@ -87,7 +87,7 @@ def draw(path, runs, published=()):
                 look = dict(color=COLOURS[number % len(COLOURS)], linestyle=("-", "--", ":")[number // 7 % 3])
                 axis.plot(steps, values, linewidth=1.2, alpha=0.8, label=run.label if first else None, **look)
             for final in [final for final in published if final["task"] == task and f"{name}_mean" in final]:
-                colour = COLOURS[labels.index(final["label"])] if final["label"] in labels else "grey"
+                colour = COLOURS[labels.index(final["label"]) % len(COLOURS)] if final["label"] in labels else "grey"
                 axis.plot(10, float(final[f"{name}_mean"]), "o", markersize=4, fillstyle="none", color=colour)
             for limit in sorted({run.limit for run in group}) if name == "cost" else [None]:
                 frame(axis, f"{task}: {name.replace('safe', 'safe episodes')}", limit)

@@ -113,8 +113,10 @@ def read(path):
     if not rows:
         raise BadFile(f"{path} has no complete row")
     try:
-        values = np.array(rows, dtype=float)
-        return dict(zip(head, values.T.reshape(len(head), -1)))
+        values = np.array(rows, dtype=float).T
+        if len(values) != len(head):
+            raise ValueError("a row has as many cells as the head")
+        return dict(zip(head, values))
     except ValueError:
         raise BadFile(f"{path} isn't a table of numbers")
 
@@ -230,6 +232,8 @@ def load(results, task, label, iterations):
             short[int(seed)] = len(run["iteration"])
             continue
         settings = config(paths[seed].with_suffix(".json")) if paths[seed].with_suffix(".json").exists() else {}
+        if settings.get("seed", int(seed)) != int(seed):
+            raise BadFile(f"{paths[seed]} is a run of seed {settings['seed']}, not of {seed}")
         first = first or settings
         other = differences(settings, first, but=["seed", "total_timesteps"])
         if other:

@@ -1,6 +1,6 @@
 """The figure and tables of docs/fast-settings.md, from the runs of --fast that are kept in results/runs/.
 
-python -m reproduce.plot calls it. A block without runs stays empty.
+python -m reproduce.plot calls it. A block without runs stays as it is.
 """
 
 import importlib

@@ -54,16 +54,19 @@ class Run(benchmark.Run):
 
 
 def load(results):
-    """Returns the kept runs, each labelled by what differs from BY_TASK, and the published finals as dicts."""
+    """Returns the kept runs, each labelled by what differs from our settings now, and the published finals as dicts."""
     paths = [
         path for task in TASKS for algo in SETTINGS for path in sorted(results.glob(f"runs/{task}__{algo}__*.csv"))
     ]
     runs = [beside.load(path, path.stem.split("__")[1]) for path in paths]
     for run, path in zip(runs, paths):
         run.task = path.stem.split("__")[0]
-        now = BY_TASK.get((run.task, run.label), {})
-        had = {**curves.defaults(run.settings["script"]), **run.settings}
-        run.label += "".join(f", {name} {had[name]:g}" for name in now if had.get(name, now[name]) != now[name])
+        usual = fast.usual(TASKS[run.task]) if run.label == "SCPO" else curves.defaults(run.settings["script"])
+        now = {**usual, "cost_limit": COST_LIMIT, **SETTINGS[run.label], **BY_TASK.get((run.task, run.label), {})}
+        had = {**now, **run.settings}
+        for name in [name for name in now if name not in (*beside.NOT_SETTINGS, "script", "total_timesteps")]:
+            if curves.plain(had[name]) != curves.plain(now[name]):
+                run.label += f", {name} {had[name]:g}" if isinstance(had[name], float) else f", {name} {had[name]}"
     published = curves.rows_of(results / "published.csv")
     return runs, [{**final, "label": THEIRS.get(final["algorithm"])} for final in published]
 
@@ -125,7 +128,7 @@ def parse(argv):
     add("--draw", action="store_true", help="only draw what is kept")
     add("--runs-dir", default=ROOT / "runs" / "field", help="default: runs/field")
     add("--results", default=RESULTS / "field", help="default: results/field")
-    add("--replace", action="store_true", help="keep runs in place of those of other settings")
+    add("--replace", action="store_true", help="keep runs in place of those of other settings or lengths")
     add("--any-revision", action="store_true", help="count and resume runs that another revision's code has made")
     args = parser.parse_args(argv)
     num_envs = min(settings["num_envs"] for settings in SETTINGS.values())

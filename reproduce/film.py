@@ -4,7 +4,9 @@ RUN is a run's folder or a checkpoint in it, of any script whose task can draw i
 --seed decides, with the mean action. The same command makes the same film.
 """
 
+import io
 from itertools import zip_longest
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -92,7 +94,9 @@ def film(path, runs, seed, every, width):
     palette = pictures[-1].quantize(256)
     first, *rest = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
     durations = [80] * len(rest) + [2000]  # ms a picture; the end stays for a while
-    first.save(path, save_all=True, append_images=rest, duration=durations, loop=0, optimize=True)
+    content = io.BytesIO()
+    first.save(content, "GIF", save_all=True, append_images=rest, duration=durations, loop=0, optimize=True)
+    curves.write(Path(path), content.getvalue())  # as a whole or not at all
 
 
 def main(argv=None):

@@ -88,10 +88,10 @@ def main(argv=None):
     for run in args.runs:
         try:
             rows = held_out(run, args.batches)
-        except ValueError as error:
+            kept = [row for row in curves.rows_of(path) if any(row[key] != str(rows[0][key]) for key in KEYS[:-1])]
+            curves.write_rows(path, [*kept, *rows])
+        except (ValueError, OSError) as error:
             parser.error(str(error))
-        kept = [row for row in curves.rows_of(path) if any(row[key] != str(rows[0][key]) for key in KEYS[:-1])]
-        curves.write_rows(path, [*kept, *rows])
         say(f"{run}: " + ", ".join(f"{x} {np.mean([float(row[x]) for row in rows]):.4g}" for x in VALUES))
 
 

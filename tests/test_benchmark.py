@@ -240,7 +240,8 @@ def test_a_folder_that_nothing_can_be_written_to_is_refused_first(flag, engine, 
     """Before the measurement and the runs, which would fail or be lost one by one. The last one is a dangling link."""
     monkeypatch.setattr(benchmark, "refuse_mixtures", lambda runs, args: pytest.fail("the folders come first"))
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for place, why in (("/proc/x", "No such file or directory"), (tmp_path / "link", "File exists")):
+    told = "No such file or directory" if sys.platform == "linux" else "Read-only file system"
+    for place, why in (("/proc/x", told), (tmp_path / "link", "File exists")):
         where = {"--runs-dir": tmp_path / "runs", "--results": tmp_path / "results", flag: place}
         words = [str(word) for pair in where.items() for word in pair]
         for command, more in ((benchmark.main, ["--engine", engine]), (field.main, [])):
@@ -286,6 +287,10 @@ def test_a_run_of_other_settings_does_not_count(capsys, tmp_path):
     assert "has other settings: k 99, not 0" in refused(capsys, *where, "--algos", "PPO", "--replace")
     attempt(tmp_path / "runs", "CartSafe-v0__SCPO__2", 9, k=98, **dict(asked, seed=2))  # two seeds, two settings
     assert "has other settings: k 98, not 99" in refused(capsys, *where, "--algos", "SCPO", "--replace")
+    kept = tmp_path / "results" / "runs"
+    kept.mkdir(parents=True)
+    (kept / "CartSafe-v0__SCPO__1-98.json").write_text(json.dumps(dict(k=98)))  # no seed: kept beside, for comparison
+    assert "has other settings: k 99, not 5" in refused(capsys, *where, "--algos", "SCPO")
     (tmp_path / "runs" / "CartSafe-v0__SCPO__1" / "attempt" / "config.json").unlink()
     assert "config.json is missing" in refused(capsys, *where, "--algos", "SCPO")
 
@@ -378,6 +383,7 @@ def test_a_flag_that_came_after_a_kept_run_had_its_default_there(other, tmp_path
     says = f"other settings: {next(iter(other))} "
     said = curves.keep(made, name.format(1), results)
     assert "not kept without --replace" in said and says in said
+    made = attempt(tmp_path / "3", name.format(2), 101, **{**today, **other, "seed": 2})
     curves.keep(made, name.format(2), results)
     with pytest.raises(curves.BadFile, match=says):
         curves.load(results, "SafetyBallRun-v0", "SCPO", 100)

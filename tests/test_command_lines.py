@@ -103,13 +103,14 @@ def places(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch, tmp_path):
-    """At most two gigabytes more than now; signal handlers and folder as before."""
+    """At most two gigabytes more than now, where the system tells how much that is; signals and folder as before."""
     monkeypatch.chdir(tmp_path)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2 * 2**30, hard))
+    if sys.platform == "linux":
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2 * 2**30, hard))
     yield
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     for number, handler in handlers.items():

@@ -519,6 +519,19 @@ def test_the_page_trains_with_the_settings_of_the_runs():
         assert {name: kept_settings[name] for name in settings} == settings
 
 
+def test_a_run_is_named_by_each_setting_that_is_not_ours_now(tmp_path):
+    (tmp_path / "published.csv").write_text((ROOT / "results/field/published.csv").read_text())
+    shutil.copytree(ROOT / "results" / "field" / "runs", tmp_path / "runs")
+    for name, changes in (
+        ("HopperVelocity-v1__SCPO__2", dict(cost_limit=10, k=2.0)),
+        ("HopperVelocity-v1__CPO__2", dict(num_steps=2000)),
+    ):
+        path = tmp_path / "runs" / f"Safety{name}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    labels = [run.label for run in field.load(tmp_path)[0] if "Hopper" in run.task]
+    assert sorted(set(labels)) == ["CPO", "CPO, num_steps 2000", "SCPO", "SCPO, cost_limit 10, k 2", "TRPO-L"]
+
+
 def test_the_page_says_what_batches_the_baselines_have():
     usual = importlib.import_module("baselines.trpo_lagrangian").Args()
     for algo in ("TRPO-L", "CPO"):

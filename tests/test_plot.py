@@ -69,6 +69,7 @@ def test_a_last_line_that_was_cut_off_is_dropped(tmp_path):
         ("iteration,cost\n1,a\n", "isn't a table of numbers"),
         ("iteration,cost\n1,2\n1\n", "isn't a table of numbers"),
         ("iteration,cost\n1,2,3\n", "isn't a table of numbers"),
+        ("iteration,cost\n1,2,3\n4,5,6\n", "isn't a table of numbers"),
         (b"\xff\xfe\x00\n", "can't be read (not a text file)"),
         pytest.param("x" * 200_000 + "\n1\n", "can't be read (not a text file)", id="long"),
         (None, "can't be read (No such file or directory)"),
@@ -177,6 +178,15 @@ def test_seeds_of_other_settings_are_not_averaged(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         plot.main(["--results", str(tmp_path)])
     assert stop.value.code == 2 and f"{RUN}__SCPO__2.csv can't be averaged" in capsys.readouterr().err
+
+
+def test_a_run_copied_to_another_seed_is_not_counted_as_one(tmp_path, capsys):
+    for seed in (1, 2):
+        write_run(tmp_path, f"{RUN}__SCPO__{seed}", 100)
+        (tmp_path / "runs" / f"{RUN}__SCPO__{seed}.json").write_text(json.dumps(dict(seed=1)))
+    with pytest.raises(SystemExit) as stop:
+        plot.main(["--results", str(tmp_path)])
+    assert stop.value.code == 2 and f"{RUN}__SCPO__2.csv is a run of seed 1, not of 2" in capsys.readouterr().err
 
 
 def test_the_readme_has_full_length_runs_alone(monkeypatch):
