@@ -735,9 +735,23 @@ def test_what_the_page_says_of_point_goal():
     (theirs,) = [float(x["return_mean"]) for x in published if x["label"] == "TRPO-L"]
     said = f"It ends at {trpo_l[0]:.1f} and a cost of {trpo_l[1]:.1f}, far below the published {theirs}."
     assert said in page() and trpo_l[0] < theirs / 2
-    names = [f"PointGoal1, TRPO-L with a slower multiplier: {x}" for x in ("return", "cost")]
-    slower = [measured[name] for name in names]
-    assert "in place of 0.05, two million steps, seed 101) ends at {:.1f} and {:.1f}.".format(*slower) in page()
+    told = {
+        name.split(", TRPO-L ")[1]: value for name, value in measured.items() if name.startswith("PointGoal1, TRPO")
+    }
+    said = "At the default of 0.05 the multiplier is {:.0f} after ten iterations."
+    assert said.format(told["at the default rate: multiplier"]) in page()
+    slower = [told[f"with a slower multiplier: {x}"] for x in ("return", "cost")]
+    assert "With 0.002, two million steps, the trial ends at {:.1f} and {:.1f}.".format(*slower) in page()
+    quick = [told[f"at a rate of 0.001: {x}"] for x in ("multiplier", "return")]
+    assert "With 0.001 the multiplier is {:.1f} and the return {:.1f} on average".format(*quick) in page()
+    first = [told[f"at a rate of 0.0003, 3 million steps: {x}"] for x in ("return", "cost", "multiplier")]
+    said = "after three million steps the return is {:.1f} at a cost of {:.1f}, and the multiplier {:.1f}."
+    assert said.format(*first) in page()
+    last = [told[f"at a rate of 0.0003, 10 million steps: {x}"] for x in ("return", "cost", "safe", "multiplier")]
+    said = "ends at {:.1f} and {:.1f}, with {:.0f} % of the episodes safe and a multiplier of {:.1f}."
+    assert said.format(*last[:2], 100 * last[2], last[3]) in page()
+    assert 1.8 < last[0] / trpo_l[0] < 2 and last[1] < field.COST_LIMIT  # "keeps the limit, at nearly twice the return"
+    assert last[0] == pytest.approx(scpo[0].mean(), abs=1.5) and last[2] == pytest.approx(scpo[2].mean(), abs=0.03)
     cpo, (over, own, other) = ends(task, "CPO").mean(1), held_out(task)
     said = f"It earns {cpo[0]:.1f}, more than all published algorithms that know the limit, but at a cost of "
     assert said + f"{cpo[1]:.1f}." in page() and cpo[1] > field.COST_LIMIT
