@@ -170,7 +170,7 @@ def test_the_arithmetic():
 
 
 def test_a_violation_in_the_last_of_250_steps(monkeypatch):
-    (left,) = re.findall(r"still leaves ([\d.]*) at the first", PROSE)
+    (left,) = re.findall(r"lowers it to ([\d.]*) at the first", PROSE)
     next_safety_values = np.zeros((250, 1))
     q = scpo.safety_q(np.ones((250, 1)), next_safety_values, np.arange(250)[:, None] == 249, 0.995, 1.0)
     assert q[0, 0] == pytest.approx(float(left), abs=5e-4)
