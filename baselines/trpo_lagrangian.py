@@ -544,7 +544,7 @@ def train(args, checkpoint=None, make_env=make_env):
             x = torch.as_tensor(x, dtype=torch.float64, device=device)
             for buffer, value in zip(moments, add_to_moments(*moments, x)):
                 buffer.copy_(value)
-        if args.augment_state:  # the share of the limit is on one scale from the start
+        if args.augment_state:  # a share needs no scaling, and its variance is 0 until there is a cost
             agent.obs_mean[-1], agent.obs_var[-1] = 0, 1
 
         # What there is to log and to save
