@@ -10,7 +10,9 @@ In your own Python: `env, policy, checkpoint = evaluate.load("runs/NAME")`, then
 
 # ruff: noqa: E402
 import json
+import os
 import random
+import re
 import runpy
 import signal
 import sys
@@ -29,11 +31,12 @@ from tqdm import tqdm
 from tyro import conf
 
 from scpo_envs.ball_tasks import BallRun
-from scpo_run import check, parse, say
+from scpo_run import RIGHT_ID, WRONG_ID, check, parse, say
 
 ROOT = Path(__file__).parent
 METRICS = ("return", "cost", "length", "safe")
 MODES = ("deterministic", "stochastic")
+FILMING = 'a film takes a task with render_mode="rgb_array", and without a display MUJOCO_GL=egl or osmesa for MuJoCo'
 
 
 @dataclass
@@ -153,7 +156,7 @@ def as_text(results, run):
 
 
 def film(path, env, policy, seed, modes, max_steps):
-    """Films an episode in each mode. Raises ValueError, which says why, if that fails.
+    """Films an episode in each mode. Raises ValueError, which says why, if that fails; an older film then stays.
 
     Above the picture stand mode, step, cost and limit, and the speed where the task limits it. A bar shows the cost.
     """
@@ -173,23 +176,24 @@ def film(path, env, policy, seed, modes, max_steps):
         draw.rectangle((8, 45, 8 + width, 53), outline="black")  # full at the limit
         return np.asarray(image)
 
+    partial = Path(path).with_name(f".{os.getpid()}-{Path(path).name}")
     try:
         import imageio
         from PIL import Image, ImageDraw, ImageFont
 
         drawn = gym.make(env.spec.id, disable_env_checker=True, render_mode="rgb_array")
         drawn = type(env)(drawn, env.cost_limit, env.augment_state)
-        open(path, "ab").close()  # says what is wrong, where ffmpeg would print its log
-        with imageio.get_writer(path, fps=env.metadata.get("render_fps") or 30, macro_block_size=2) as writer:
+        open(partial, "wb").close()  # says what is wrong, where ffmpeg would print its log
+        with imageio.get_writer(partial, fps=env.metadata.get("render_fps") or 30, macro_block_size=2) as writer:
             for mode in modes:
                 for info in play(drawn, policy, seed, mode, max_steps):
                     writer.append_data(frame(mode, info["safe"]))
+        os.replace(partial, path)
     except Exception as error:
-        if Path(path).is_file() and not Path(path).stat().st_size:
-            Path(path).unlink()  # it was made here, and nothing came into it
-        hint = 'it takes a task with render_mode="rgb_array", imageio, imageio-ffmpeg, '
-        hint += "and without a display MUJOCO_GL=egl or osmesa for MuJoCo"
+        hint = f"pip install imageio imageio-ffmpeg; {FILMING}"
         raise ValueError(f"--video: can't film {env.spec.id} into {path} ({hint}): {error!r}") from error
+    finally:
+        partial.unlink(missing_ok=True)  # there after an error alone
 
 
 def main(argv=None):
@@ -212,7 +216,8 @@ def main(argv=None):
                 episodes.append({"seed": seed, **info["episode"]})
             results[mode] = judge(episodes, env.cost_limit)
     except (ValueError, KeyboardInterrupt) as error:
-        say(f"evaluate.py: {' '.join(str(error).split())[:500] or 'interrupted'}", sys.stderr)
+        said = re.sub(WRONG_ID, RIGHT_ID, " ".join(str(error).split())[:500]) or "interrupted"
+        say(f"evaluate.py: {said}", sys.stderr)
         raise SystemExit(2 if isinstance(error, ValueError) else 130) from None
     # best_safe.pt holds the policy that played its iteration, last.pt (with "files") the one that came out of it
     iteration = checkpoint["iteration"] - ("files" not in checkpoint)

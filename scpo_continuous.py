@@ -95,7 +95,7 @@ def check_args(args):
     """Raises ValueError, which names the flag and what is allowed, before anything is made."""
     batch_size = args.num_envs * args.num_steps
     for names, allowed, is_allowed in (
-        ("fast", f"off for {args.env_id}", lambda x: not x or f"{args.env_id} --fast" in TASK_SETTINGS),
+        ("fast", f"off for {args.env_id}", lambda x: not x or f"{args.env_id} --fast".split(":")[-1] in TASK_SETTINGS),
         ("num_envs update_epochs", "in [1, 1024]", lambda x: 1 <= x <= 1024),
         ("num_steps", "1 or more, with num-envs x num-steps at most 1e7", lambda x: x >= 1 and batch_size <= 1e7),
         ("learning_rate clip_coef max_grad_norm reward_scale target_kl", "in (0, 1e6]", lambda x: 0 < x <= 1e6),

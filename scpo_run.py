@@ -83,7 +83,7 @@ def read_flags(Args, task_settings, script, argv=None):
 
     given, _ = parse(Flags, argv, add_help=False, return_unknown_args=True)  # --env-id and --resume set the defaults
     checkpoint = None if given.resume is None else load_checkpoint(given, script, Flags)
-    task = given.env_id.removeprefix("scpo_envs:") + " --fast" * getattr(given, "fast", False)
+    task = given.env_id.split(":")[-1] + " --fast" * getattr(given, "fast", False)
     settings = task_settings.get(task, task_settings["any other task"])
     default = Flags(**(checkpoint["args"] if checkpoint else dict(settings, env_id=given.env_id)))
     args = parse(Flags, argv, default=default)
@@ -133,10 +133,10 @@ def save(path, **content):
 
 
 def git_revision(folder):
-    """The commit, with "-dirty" where a Python file differs from it; outside git $SCPO_REVISION or "unknown"."""
-    command = "git rev-parse --short=12 HEAD && git diff --quiet HEAD -- ':/*.py'"
-    git = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True)
-    return git.stdout.strip() + "-dirty" * bool(git.returncode) if git.stdout else os.getenv("SCPO_REVISION", "unknown")
+    """The commit, and "-dirty-HASH" of changes to Python files (e69de29: none); else $SCPO_REVISION or "unknown"."""
+    command = "git rev-parse --short=12 HEAD && git diff HEAD -- ':/*.py' ':!/tests' | git hash-object --stdin"
+    told = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True).stdout.split()
+    return "-dirty-".join(x[:12] for x in told if x[:7] != "e69de29") or os.getenv("SCPO_REVISION", "unknown")
 
 
 def new_folder(args, script):

@@ -92,21 +92,26 @@ def work(connection, make_env, seed):
 
 
 def with_workers(train, args):
-    """Returns `train` with a make_env whose environments live in args.num_workers workers in turn. Starts these."""
-    context = multiprocessing.get_context("spawn")
-    # Ctrl-C reaches all processes, but the parent decides. What it ignores here a worker ignores from its birth on
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    connections = []
-    for worker in range(args.num_workers):
-        connection, other_end = context.Pipe()
-        seed = np.random.SeedSequence([args.seed, worker]).generate_state(1).item()  # other seeds share no worker's
-        job = (other_end, train.__globals__["make_env"], seed)
-        process = context.Process(target=work, args=job, daemon=True)
-        process.start()
-        other_end.close()
-        atexit.register(process.kill)
-        connections.append(connection)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    turns = zip(itertools.cycle(connections), itertools.count())
-    return functools.partial(train, make_env=lambda *task: RemoteEnv(*next(turns), *task))
+    """Returns `train` with a make_env whose environments live in args.num_workers workers in turn."""
+
+    def turns():
+        """Starts the workers, once train has checked the flags and asks for an environment; yields these in turn."""
+        context = multiprocessing.get_context("spawn")
+        # Ctrl-C reaches all processes, but the parent decides. What it ignores here a worker ignores from its birth on
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        connections = []
+        for worker in range(args.num_workers):
+            connection, other_end = context.Pipe()
+            seed = np.random.SeedSequence([args.seed, worker]).generate_state(1).item()  # no other seed has a worker's
+            job = (other_end, train.__globals__["make_env"], seed)
+            process = context.Process(target=work, args=job, daemon=True)
+            process.start()
+            other_end.close()
+            atexit.register(process.kill)
+            connections.append(connection)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        yield from zip(itertools.cycle(connections), itertools.count())
+
+    turn = turns()
+    return functools.partial(train, make_env=lambda *task: RemoteEnv(*next(turn), *task))

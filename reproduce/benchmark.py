@@ -106,8 +106,9 @@ def same_code(revision, other):
 
 def here():
     """What scpo_run.git_revision gives a run; that file can't be imported here, since it imports torch."""
-    commit, changed = git("rev-parse", "--short=12", "HEAD")[1], git("diff", "--quiet", "HEAD", "--", ":/*.py")[0]
-    return commit + "-dirty" * bool(changed) if commit else os.getenv("SCPO_REVISION", "unknown")
+    command = "git rev-parse --short=12 HEAD && git diff HEAD -- ':/*.py' ':!/tests' | git hash-object --stdin"
+    told = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True).stdout.split()
+    return "-dirty-".join(x[:12] for x in told if x[:7] != "e69de29") or os.getenv("SCPO_REVISION", "unknown")
 
 
 def refuse_mixtures(runs, args):
@@ -313,7 +314,7 @@ def parse(argv=None):
     add("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
     add("--algos", nargs="+", choices=ALGOS, metavar="ALGO", help=", ".join(ALGOS))
     add("--study", choices=(*STUDIES, "fast"), help="the runs of a study instead of the campaign's")
-    add("--seeds", nargs="+", type=int, help="default: 1 2 3 4, or the study's")
+    add("--seeds", nargs="+", type=int, help="default: 1 2 3 4, the study's, or 1 with --quick")
     add("--missing", action="store_true", help="only the runs that --results has no curve of in full length")
     add("--iterations", type=int, help="stop each run there; a later call without goes on to the paper's length")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time, one thread each (default: a core a run)")
@@ -333,9 +334,10 @@ def parse(argv=None):
     for name in ("iterations", "jobs", "hours"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             fail(f"--{name} is {getattr(args, name)}, but must be at least 1")
-    seeds = args.seeds or range(1, 1 + (STUDIES[args.study].seeds if args.study in STUDIES else 4))
+    default = 1 if args.quick else STUDIES[args.study].seeds if args.study in STUDIES else 4
+    seeds = args.seeds or range(1, 1 + default)
     check_seeds(seeds)
-    args.seeds = list(dict.fromkeys(seeds))[: 1 if args.quick else None]
+    args.seeds = list(dict.fromkeys(seeds))
     args.tasks, args.algos = (list(dict.fromkeys(x)) for x in (args.tasks or TASKS, args.algos or ALGOS))
     args.iterations = args.iterations or (2 if args.quick else None)
     scratch = ROOT / "runs" / "quick"

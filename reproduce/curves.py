@@ -12,6 +12,7 @@ import io
 import json
 import os
 import sys
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,9 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
-ONE_THREAD = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+# For the scripts: one thread, and the files beside them even where another clone is installed
+PATHS = os.pathsep.join(filter(None, (str(ROOT), os.getenv("PYTHONPATH"))))
+ONE_THREAD = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", PYTHONPATH=PATHS)
 
 
 class Task(NamedTuple):
@@ -83,6 +86,15 @@ def fail(program, message, status=2):
     """Ends with one line and an exit status, 2 for bad input."""
     print(f"{program}: {' '.join(str(message).split())}", file=sys.stderr)
     raise SystemExit(status)
+
+
+@contextmanager
+def interruptible(program):
+    """Decorates a main, which Ctrl-C then ends with one line."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail(program, "interrupted", 130)
 
 
 def parser(program, about):
@@ -235,7 +247,7 @@ def load(results, task, label, iterations):
         if settings.get("seed", int(seed)) != int(seed):
             raise BadFile(f"{paths[seed]} is a run of seed {settings['seed']}, not of {seed}")
         first = first or settings
-        other = differences(settings, first, but=["seed", "total_timesteps"])
+        other = differences(settings, first, but=["seed"])
         if other:
             raise BadFile(f"{paths[seed]} can't be averaged with the first seed's run, it has other settings: {other}")
         made_by = "+".join(revisions(settings)) if settings else "unknown"

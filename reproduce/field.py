@@ -143,11 +143,12 @@ def parse(argv):
     return args
 
 
+@curves.interruptible("field.py")
 def main(argv=None):
     benchmark.PROGRAM = "field.py"
     args = parse(argv)
-    if args.draw and not list(args.results.glob("runs/*__*__*.csv")):
-        benchmark.fail(f"--results {args.results} has no runs/TASK__ALGO__SEED.csv")
+    if args.draw and not any(list(args.results.glob(f"runs/{task}__*__*.csv")) for task in TASKS):
+        benchmark.fail(f"--results {args.results} has no runs/TASK__ALGO__SEED.csv of these tasks")
     if not (args.dry_run or args.draw):
         benchmark.make_folders(args)
     runs = [Run(task, algo, seed, args) for seed in args.seeds for task in args.tasks for algo in args.algos]
@@ -158,8 +159,9 @@ def main(argv=None):
         return say(*(shlex.join(run.command()) for run in todo))
     if todo and not find_spec("safety_gymnasium"):
         benchmark.fail("Safety-Gymnasium isn't installed; docs/field.md says how")
-    stop = benchmark.signals()
-    failed = benchmark.make_all([] if args.draw else runs, benchmark.execute, args.jobs, stop, args)
+    failed = []
+    if not args.draw:
+        failed = benchmark.make_all(runs, benchmark.execute, args.jobs, benchmark.signals(), args)
     try:
         for name, lines in make(args.results).items():
             say(f"\n{name}", *lines)

@@ -48,13 +48,9 @@ def place(task, position):
     return 480 * (1 + x / w) / 2, 360 * (1 - y / w) / 2
 
 
-def frames(run, seed, every):
+def frames(env, policy, checkpoint, seed, every):
     """Plays an episode and yields a picture of every so many steps and of the last one, with the ball's path in it."""
-    env, policy, checkpoint = evaluate.load(run)
-    try:
-        drawn = gym.make(env.spec.id, disable_env_checker=True, render_mode="rgb_array")
-    except TypeError as error:
-        raise ValueError(f"{env.spec.id} can't be filmed: {error}") from error
+    drawn = gym.make(env.spec.id, disable_env_checker=True, render_mode="rgb_array")
     drawn = type(env)(drawn, env.cost_limit, env.augment_state)
     name, path = NAMES.get(checkpoint["script"], checkpoint["script"]), []
     for info in evaluate.play(drawn, policy, seed, "deterministic", 10_000):
@@ -62,12 +58,9 @@ def frames(run, seed, every):
             path.append((drawn.unwrapped.position, YELLOW if info["cost"] == 0 else RED))
         if (drawn.length - 1) % every and "episode" not in info:
             continue
-        try:
-            picture = drawn.render()
-        except Exception as error:
-            raise ValueError(f"{env.spec.id} can't be filmed: {error!r}") from error
-        if not isinstance(picture, np.ndarray):
-            raise ValueError(f"{env.spec.id} can't be filmed: its render() returns no picture")
+        picture = drawn.render()
+        if not isinstance(picture, np.ndarray) or picture.ndim != 3:
+            raise ValueError("its render() returns no picture in colour")
         frame = Image.new("RGB", (picture.shape[1], picture.shape[0] + HEADER))
         frame.paste(header(frame.width, name, drawn, info["safe"]), (0, 0))
         frame.paste(Image.fromarray(picture[..., :3]), (0, HEADER))
@@ -79,9 +72,16 @@ def frames(run, seed, every):
     say(f"{name}: return {drawn.earned:.1f}, cost {drawn.spent:g}, limit {drawn.cost_limit:g}")
 
 
-def film(path, runs, seed, every, width):
+def film(path, runs, script, seed, every, width):
     """Writes an animated GIF. Where an episode is over, its last picture stays until the others are over too."""
-    films = [list(frames(run, seed, every)) for run in runs]
+    films = []
+    for run in runs:
+        evaluate.seed_all(seed)  # for what a task draws when it is made
+        env, policy, checkpoint = evaluate.load(run, script)
+        try:
+            films.append(list(frames(env, policy, checkpoint, seed, every)))
+        except Exception as error:
+            raise ValueError(f"{env.spec.id} can't be filmed ({evaluate.FILMING}): {error!r}") from error
     last = [frames[-1] for frames in films]
     pictures = []
     for row in zip_longest(*films):
@@ -99,10 +99,12 @@ def film(path, runs, seed, every, width):
     curves.write(Path(path), content.getvalue())  # as a whole or not at all
 
 
+@curves.interruptible("reproduce.film")
 def main(argv=None):
     parser = curves.parser("reproduce.film", __doc__)
     parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's folder or a checkpoint, from left to right")
     parser.add_argument("--out", default=str(RESULTS / "film.gif"), help="FILE.gif (default: results/film.gif)")
+    parser.add_argument("--script", help="the file that made the runs, if it was renamed or copied")
     parser.add_argument("--seed", type=int, default=10_000, help="of the episode (default: 10000)")
     parser.add_argument("--every", type=int, default=3, help="steps from picture to picture (default: 3)")
     parser.add_argument("--width", type=int, default=800, help="pixels of the whole film (default: 800)")
@@ -113,7 +115,9 @@ def main(argv=None):
                 raise ValueError(f"--{name} is {getattr(args, name)}, but must be in [{least}, {most}]")
         if not args.out.endswith(".gif"):
             raise ValueError(f"--out is {args.out}, but must be the name of a .gif file")
-        film(args.out, args.runs, args.seed, args.every, args.width)
+        if not Path(args.out).parent.is_dir():
+            raise ValueError(f"--out is {args.out}, but there is no folder {Path(args.out).parent}")
+        film(args.out, args.runs, args.script, args.seed, args.every, args.width)
     except (ValueError, OSError) as error:
         fail("reproduce.film", error)
 

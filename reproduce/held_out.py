@@ -77,6 +77,7 @@ def held_out(run, count):
     return rows
 
 
+@curves.interruptible("reproduce.held_out")
 def main(argv=None):
     parser = curves.parser("reproduce.held_out", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")

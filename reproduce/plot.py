@@ -33,9 +33,10 @@ METRICS = {  # column: (its name among the published curves, title)
 # Okabe and Ito's colours, which the colour-blind can tell apart, and line styles for print in grey
 COLOURS = ("#0072B2", "#000000", "#E69F00", "#D55E00", "#CC79A7", "#009E73", "#56B4E9")
 STYLES = {algo: (colour, "-") for algo, colour in zip(ALGOS, COLOURS)}
+DASHES = (":", (0, (3, 1, 1, 1)), (0, (1, 3)), (0, (3, 1, 1, 1, 1, 1)))  # not the published "--" nor the limit's "-."
 for study in STUDIES.values():
     others = [label for label in study.labels if label not in ALGOS]
-    STYLES.update({label: look for label, *look in zip(others, COLOURS[2:], ("--", "-.", ":", (0, (3, 1, 1, 1))))})
+    STYLES.update({label: look for label, *look in zip(others, COLOURS[2:], DASHES)})
 SHARE = 0.9  # the target return of all algorithms of a task, as a share of SCPO's published final return
 SMOOTH = 10  # iterations to smooth a curve over before it is timed; then it must stay at the target for as many
 SEEDS = (1, 2, 3, 4)
@@ -133,7 +134,7 @@ def campaign(groups, published):
                 finals["return"], row["published return"], finals["cost"], np.inf if algo in UNCONSTRAINED else limit
             )
             row.update({"limit": limit, "seeds within it": f"{(finals['cost'] <= limit).sum()} of {seeds}"})
-            row["revision"] = " ".join(dict.fromkeys(runs["revision"])).replace("-dirty", "*")
+            row["revision"] = re.sub(r"-dirty(-\w+)?", "*", " ".join(dict.fromkeys(runs["revision"])))
 
             runs = equal[algo]
             returns, costs, batch = runs["episodic_return"], runs["episodic_cost"], runs["global_step"][0, 0]
@@ -226,7 +227,9 @@ def write_blocks(path, blocks):
         begin, end = f"<!-- {name}: made by python -m reproduce.plot -->", f"<!-- end of {name} -->"
         if begin not in text:
             text += f"\n{begin}\n{end}\n"
-        before, after = text.split(begin)[0], text.split(end)[1]
+        before, after = text.split(begin)[0], text.partition(end)[2]
+        if end not in text:
+            raise curves.BadFile(f"{path} has no {end}")
         text = "\n".join([before + begin, "", *lines, "", end + after])
     curves.write(path, text)
 
@@ -312,11 +315,12 @@ def measure_velocity(results, runs_dir):
     """velocity.csv: m/s over one episode of each policy of the study "augmentation", without its noise."""
     import evaluate
 
-    columns = {}
+    path = results / "velocity.csv"
+    kept, columns = curves.read(path) if path.exists() else {}, {}  # a policy that isn't here keeps its column
     for label in STUDIES["augmentation"].labels:
-        for path in sorted(runs_dir.glob(f"SafetyBallRun-v0__{label}__*/*/last.pt")):
+        for last in sorted(runs_dir.glob(f"SafetyBallRun-v0__{label}__*/*/last.pt")):
             try:
-                env, policy, checkpoint = evaluate.load(path)
+                env, policy, checkpoint = evaluate.load(last)
             except ValueError as error:
                 raise curves.BadFile(error) from error
             args = checkpoint["args"]
@@ -330,7 +334,7 @@ def measure_velocity(results, runs_dir):
             columns[f"{label.replace('_', ' ')}, seed {args['seed']}"] = speeds
     if not columns:
         curves.fail("plot.py", f"--runs-dir {runs_dir} has no complete run of benchmark.sh --study augmentation")
-    write_columns(results / "velocity.csv", dict(step=range(1, 251), **columns))
+    write_columns(path, {**kept, "step": range(1, 251), **columns})
 
 
 def measure_targets(results):
@@ -469,6 +473,7 @@ def folder(text):
     return Path(text)
 
 
+@curves.interruptible("plot.py")
 def main(argv=None):
     parser = curves.parser("plot.py", __doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="folders of runs, or kept curves (NAME.csv)")
@@ -481,6 +486,8 @@ def main(argv=None):
     for flag in ("iterations", "measure", "results") if args.runs else ["figure"]:
         if getattr(args, flag) != parser.get_default(flag):
             curves.fail("plot.py", f"--{flag} is for a call {'without' if args.runs else 'with'} RUN")
+    if args.runs_dir != parser.get_default("runs_dir") and args.measure != "velocity":
+        curves.fail("plot.py", "--runs-dir is for a call with --measure velocity")
     if args.figure.name in ("", ".."):
         curves.fail("plot.py", f"--figure is {args.figure}, but must be a file's name without an ending")
     if args.iterations is not None and args.iterations < 1:
@@ -499,8 +506,6 @@ def main(argv=None):
         blocks = make(args.results, args.iterations)
     except (curves.BadFile, OSError) as error:
         curves.fail("plot.py", error)
-    except KeyboardInterrupt:
-        curves.fail("plot.py", "interrupted", 130)
     for name, lines in blocks.items():
         say(f"\n{name}", *lines)
 

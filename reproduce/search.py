@@ -239,7 +239,8 @@ def value_of(text):
     try:
         value = {"True": True, "False": False}.get(value) if kind is bool else kind(value)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} must be a flag's name, = and a number") from None
+        if not choices or "=" not in text:
+            raise argparse.ArgumentTypeError(f"{text} must be a flag's name, = and a number") from None
     if choices and value not in choices:
         raise argparse.ArgumentTypeError(f"{text} must be one of {', '.join(map(str, choices))}")
     return name, value
@@ -251,9 +252,11 @@ def check_trial(task, given, steps):
     for name, value in given.items():
         if name in ("seed", "total_timesteps"):
             raise ValueError(f"--try: {name} has a flag of its own, {'--seeds' if name == 'seed' else '--steps'}")
-        is_number = name in settings and isinstance(settings[name], (int, float, type(None))) and name != "fast"
-        if not is_number and name not in ("safety_lambdas", "schedule", "hold", "ent_coef_end", *CHOICES):
+        kind, searched = type(settings.get(name, "")), name in SPACE and (name in settings or name == "schedule")
+        if kind not in (int, float, type(None)) and not searched and name not in ("hold", "ent_coef_end", *CHOICES):
             raise ValueError(f"--try: {name} is no flag of SCPO's for {task} that takes a number")
+        if kind is int and value % 1:
+            raise ValueError(f"--try: {name} is {value}, but must be a whole number")
         if name == "hold" and given.get("schedule") != "limit":
             raise ValueError("--try: hold needs schedule=limit")
         if name == "limit_factor" and given.get("schedule") == "limit":
@@ -265,6 +268,7 @@ def check_trial(task, given, steps):
     script_of(task).check_args(script_of(task).Args(**{**settings, **flags, "total_timesteps": steps}))
 
 
+@curves.interruptible("reproduce.search")
 def main(argv=None):
     fail, parser = partial(curves.fail, "reproduce.search"), curves.parser("reproduce.search", __doc__)
     add = parser.add_argument
@@ -281,6 +285,10 @@ def main(argv=None):
         fail(f"--seeds is {args.seeds}, but each must be in [101, 2^31); lower ones make the figures")
     if args.trials < 1:
         fail(f"--trials is {args.trials}, but must be 1 or more")
+    ignored = [flag for flag in ("trials", "steps", "given") if getattr(args, flag) != parser.get_default(flag)]
+    if args.changes and ignored or args.given and "trials" in ignored:
+        way = "--changes" if args.changes else "--try"
+        fail(f"{way} is a call of its own, without --{ignored[0].replace('given', 'try')}")
     if args.changes and len(args.seeds) > 1:
         fail(f"--seeds has {len(args.seeds)} seeds, but --changes takes one")
     if args.changes and args.task not in curves.FAST:

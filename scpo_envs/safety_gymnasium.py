@@ -19,7 +19,6 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
-import yaml
 
 original = dataclasses.dataclass
 
@@ -86,9 +85,12 @@ def unchecked(obs):
 
 dataclasses.dataclass = dataclass
 try:
+    import yaml
     from safety_gymnasium import world  # and with it all tasks, which register themselves with Gymnasium
     from safety_gymnasium.bases.base_agent import BaseAgent
     from safety_gymnasium.bases.base_task import BaseTask
+except ModuleNotFoundError as error:
+    raise ImportError(f"{error}; docs/field.md says how to install Safety-Gymnasium") from error
 finally:
     dataclasses.dataclass = original
 world.yaml = SimpleNamespace(load=load, FullLoader=yaml.FullLoader)

@@ -56,7 +56,7 @@ LAUNCH = "from reproduce import benchmark; benchmark.measured_seconds = lambda r
 @pytest.fixture(autouse=True)
 def committed(monkeypatch):
     """These tests are no others while the code is being changed."""
-    monkeypatch.setattr(benchmark, "here", lambda: HERE().removesuffix("-dirty"))
+    monkeypatch.setattr(benchmark, "here", lambda: HERE().split("-dirty")[0])
 
 
 @pytest.fixture
@@ -141,6 +141,12 @@ def test_the_campaign_is_the_papers_figure_and_cart_safe(capsys, tmp_path):
         assert steps == batch * {"SafetyBallRun-v0": 100, "CartSafe-v0": 150}.get(task, 500)
     assert len([line for line in lines if "--k" in line]) == 4  # PPO
     assert [line[line.index("--seed") + 1] for line in lines] == sorted(str(1 + i // 26) for i in range(104))
+
+
+def test_quick_takes_the_seeds_that_are_given(capsys, tmp_path):
+    for given, taken in (([], ["1"]), (["--seeds", 3, 4], ["3", "4"])):
+        lines = commands(capsys, "--quick", "--tasks", "CartSafe-v0", "--runs-dir", tmp_path, *given)
+        assert [line[line.index("--seed") + 1] for line in lines] == sorted(2 * taken)
 
 
 def test_lengths_and_limits_are_those_built_into_the_scripts():
@@ -317,12 +323,20 @@ def test_code_of_another_revision_is_not_mixed_in_unasked(capsys, tmp_path, monk
         subprocess.run([*git, "commit", "-qm", name], check=True)
         revisions.append(benchmark.here())
     assert benchmark.same_code(revisions[0], revisions[1]) and not benchmark.same_code(revisions[0], revisions[2])
-    (tmp_path / "scpo_discrete.py").write_text("3")
-    assert HERE() == scpo_run.git_revision(tmp_path) == revisions[2] + "-dirty"
+    edits = set()
+    for text in ("3", "4", "3"):
+        (tmp_path / "scpo_discrete.py").write_text(text)
+        assert HERE() == scpo_run.git_revision(tmp_path) and HERE().startswith(f"{revisions[2]}-dirty-")
+        edits.add(HERE())
+    assert len(edits) == 2 and not benchmark.same_code(*edits)  # of the same commit, but not the same code
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_x.py").write_text("1")
+    subprocess.run([*git, "add", "tests"], check=True)
+    assert HERE() == scpo_run.git_revision(tmp_path) and HERE() in edits  # a test has no part in a run
     (tmp_path / "project").mkdir()
     with monkeypatch.context() as patch:  # a project in a folder of a larger repository
         patch.setattr(benchmark, "ROOT", tmp_path / "project")
-        assert HERE() == scpo_run.git_revision(tmp_path / "project") == revisions[2] + "-dirty"
+        assert HERE() == scpo_run.git_revision(tmp_path / "project") in edits
     subprocess.run([*git, "checkout", "-q", "."], check=True)
 
     where = ["--runs-dir", tmp_path / "runs", "--tasks", "CartSafe-v0", "--algos", "SCPO", "--seeds", 1, "--dry-run"]

@@ -379,6 +379,7 @@ def test_ctrl_c_gets_one_line(runs, capsys, monkeypatch, tmp_path):
             'reset must return obs, info; step obs, reward, terminated, truncated, info, with info["cost"]',
         ),
         ("{run} --env-id toy_env:ToyNoCost-v0", 'info["cost"] is None'),
+        ("{run} --env-id SafetyPointGoal1-v0", "take scpo_envs.safety_gymnasium:SafetyPointGoal1Gymnasium-v0 (docs/f"),
         ("{run} --script=", "--script must name the file that made {run}/last.pt"),
         ("{run} --script nowhere.py", "--script must name the file that made {run}/last.pt; nowhere.py won't do"),
         ("{run} --script {root}/scpo_run.py", "KeyError('make_env')"),
@@ -387,7 +388,7 @@ def test_ctrl_c_gets_one_line(runs, capsys, monkeypatch, tmp_path):
         ("{run} --env-id Drawn-v0 --video /nowhere/film.mp4", "No such file or directory"),
         ("{run} --env-id Drawn-v0 --video {folder}", "Is a directory"),
         ("{run} --env-id Undrawn-v0 --video {tmp}/no.mp4", "for MuJoCo): NotImplementedError()"),
-        ("{run} --env-id Undrawn-v0 --video {tmp}/no.mp4", "can't film Undrawn-v0 into {tmp}/no.mp4 (it takes a task"),
+        ("{run} --env-id Undrawn-v0 --video {tmp}/no.mp4", "can't film Undrawn-v0 into {tmp}/no.mp4 (pip install"),
         ("{run} --env-id Hidden-v0 --video {tmp}/no.mp4", "its render() returns no picture"),
         ("{run} --video {tmp}/no.mp4", "render_mode"),
     ],
@@ -479,5 +480,10 @@ def test_films_show_step_mode_cost_and_limit(task, tmp_path, monkeypatch):
         assert (", speed " in words and " m/s, limit 2.5" in words) == (task == "Run")
     frames = iio.imread(tmp_path / "film.mp4")
     assert len(frames) == len(written) == 6
+    whole = (tmp_path / "film.mp4").read_bytes()
+    with pytest.raises(ValueError, match="hasn't ended after 2 steps"):
+        evaluate.film(tmp_path / "film.mp4", env, lambda obs, rng: env.action_space.sample(), 0, evaluate.MODES, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["film.mp4"] and len(whole) > 100
+    assert (tmp_path / "film.mp4").read_bytes() == whole
     assert frames[0][:40].min() < 100 < 200 < frames[0][:40].max()  # text on white
     assert frames[0][60:].std() > 5  # and the picture below

@@ -28,6 +28,13 @@ def test_lengths_are_those_of_the_scripts():
 # The search -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("script, task", [(scpo_continuous, RUN), (scpo_discrete, "CartSafe-v0")])
+def test_fast_is_known_of_a_task_with_its_module(script, task):
+    script.check_args(script.Args(env_id=f"scpo_envs:{task}", fast=True))
+    with pytest.raises(ValueError, match="--fast is True, but must be off for x:Other-v0"):
+        script.check_args(script.Args(env_id="x:Other-v0", fast=True))
+
+
 def test_the_score_by_hand():
     returns, costs = np.linspace(10, 200, 20), np.full(20, 3.0)
     assert search.score(returns, costs, 100, 3, 4, True) == pytest.approx(1.95)
@@ -125,8 +132,15 @@ def test_one_trial_of_given_values(tmp_path, monkeypatch):
         (f"{RUN} --try surrogate=1", "--try: surrogate is no flag of SCPO's for SafetyBallRun-v0 that takes a number"),
         (f"{RUN} --try fast=1", "--try: fast is no flag of SCPO's for SafetyBallRun-v0 that takes a number"),
         (f"{RUN} --try env_id=1", "--try: env_id is no flag of SCPO's for SafetyBallRun-v0 that takes a number"),
+        (f"{RUN} --try save_every=2.5", "--try: save_every is 2.5, but must be a whole number"),
+        (f"{RUN} --try augment_state=0", "--try: augment_state is no flag of SCPO's for SafetyBallRun-v0 that"),
+        (f"{RUN} --try minibatch_size=64.0", "minibatch_size=64.0 must be one of 64, 128, 256"),
         (f"{RUN} --try target_kl=0", "--target-kl is 0.0, but must be in (0, 1e6]"),
         (f"{RUN} --trials 0", "--trials is 0, but must be 1 or more"),
+        (f"{RUN} --try gamma=0.98 --trials 3", "--try is a call of its own, without --trials"),
+        (f"{RUN} --changes --trials 3", "--changes is a call of its own, without --trials"),
+        (f"{RUN} --changes --steps 655360", "--changes is a call of its own, without --steps"),
+        (f"{RUN} --changes --try gamma=0.98", "--changes is a call of its own, without --try"),
         ("SafetyBallReach-v0 --changes", "--changes: SafetyBallReach-v0 has no --fast"),
         ("SafetyHopperVelocity-v1", "Safety-Gymnasium isn't installed"),
     ],

@@ -162,6 +162,16 @@ print(task._obs_lidar_pseudo([a]))
     assert unusual == "theirs"
 
 
+@pytest.mark.parametrize("missing", ["safety_gymnasium", "safety_gymnasium.world", "yaml"])
+def test_without_the_package_the_page_that_tells_how_to_install_it_is_named(missing):
+    code = f"import sys, runpy; sys.modules['{missing}'] = None; sys.argv[1:] = "
+    code += "['--env-id', 'scpo_envs.safety_gymnasium:SafetyPointGoal1Gymnasium-v0', '--cost-limit', '25']\n"
+    code += "runpy.run_path('scpo_continuous.py', run_name='__main__')"
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    (line,) = told.stderr.splitlines()
+    assert told.returncode == 2 and line.endswith("docs/field.md says how to install Safety-Gymnasium")
+
+
 @pytest.mark.parametrize("script", ["scpo_continuous.py", "baselines/cpo.py"])
 def test_six_values_get_the_id_that_gives_five(script, with_stub):
     right = "scpo_envs.safety_gymnasium:SafetyToyGoal1Gymnasium-v0"
@@ -425,7 +435,8 @@ def test_the_scripts_take_the_fields_commands(task, algo):
         ("--seeds x", "invalid int value: 'x'"),
         ("--seeds -1", "--seeds has -1, but must be in [0, 2^31)"),
         ("--runs-dir /dev/null/x", "--runs-dir is '/dev/null/x', but must be a folder"),
-        ("--draw --results /nowhere", "--results /nowhere has no runs/TASK__ALGO__SEED.csv"),
+        ("--draw --results /nowhere", "--results /nowhere has no runs/TASK__ALGO__SEED.csv of these tasks"),
+        (f"--draw --results {ROOT}/results", "results has no runs/TASK__ALGO__SEED.csv of these tasks"),
         ("", "Safety-Gymnasium isn't installed; docs/field.md says how"),
     ],
 )

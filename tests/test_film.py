@@ -1,10 +1,13 @@
 """reproduce/film.py: runs side by side, with the cost spent, the limit and the ball's path."""
 
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageColor
 from toy_env import Toy
 
@@ -13,6 +16,8 @@ import scpo_continuous
 import scpo_run
 from reproduce import film
 from scpo_envs import ball_tasks
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("spent, colour, filled", [(0, film.GREEN, 0), (25, film.GREEN, 0.5), (30, film.RED, 0.6)])
@@ -73,6 +78,12 @@ def test_a_film_of_two_runs(tmp_path, monkeypatch, capsys):
     with Image.open("film.gif") as made:
         assert made.n_frames == 4 and made.size == (480, 212)  # after steps 1, 101, 201 and 250
 
+    renamed = torch.load(f"{runs[1]}/last.pt", weights_only=True)
+    torch.save({**renamed, "script": "mine.py"}, "renamed.pt")
+    copied = shutil.copy(ROOT / "baselines" / "trpo.py", "mine.py")
+    film.main(["renamed.pt", "--script", copied, "--every", "250", "--out", "mine.gif"])
+    assert capsys.readouterr().out.startswith("mine.py: ")
+
 
 def test_a_task_that_cannot_draw_itself_gets_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -84,7 +95,8 @@ def test_a_task_that_cannot_draw_itself_gets_one_line(tmp_path, monkeypatch, cap
     with pytest.raises(SystemExit) as stop:
         film.main([str(next((tmp_path / "runs").iterdir())), "--out", "film.gif"])
     (line,) = capsys.readouterr().err.splitlines()
-    assert stop.value.code == 2 and line == "reproduce.film: Undrawn-v0 can't be filmed: NotImplementedError()"
+    assert stop.value.code == 2 and line.startswith("reproduce.film: Undrawn-v0 can't be filmed (")
+    assert "MUJOCO_GL=egl" in line and line.endswith(": NotImplementedError()")
 
 
 @pytest.mark.parametrize(
@@ -94,6 +106,7 @@ def test_a_task_that_cannot_draw_itself_gets_one_line(tmp_path, monkeypatch, cap
         ("--every 0", "--every"),
         ("--width 1", "--width"),
         ("--out film.mp4", "--out"),
+        ("--out none/film.gif", "--out is none/film.gif, but there is no folder none"),
         ("--every y", "--every"),
     ],
 )

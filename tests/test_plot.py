@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from reproduce import beside, curves, fast, field, plot
+from reproduce import beside, curves, fast, field, film, held_out, plot, search
 from reproduce.studies import STUDIES
 
 ROOT = Path(__file__).parent.parent
@@ -145,6 +146,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path, fault, capsys):
         ["--figure", "x/..", "RUN"],
         ["--measure", "x"],
         ["--figure", "x"],
+        ["--runs-dir", "x"],
+        ["--runs-dir", "x", "--measure", "targets"],
         *(
             [flag, value, "RUN"]
             for flag, value in (("--iterations", "9"), ("--measure", "targets"), ("--results", "x"))
@@ -159,16 +162,27 @@ def test_bad_input_gets_one_line_and_status_2(flags, capsys):
     assert flags[1] or flags[0] == "--figure" or "invalid folder value: ''" in said
 
 
-@pytest.mark.parametrize("argv", [[], ["RUN"]])
-def test_ctrl_c_gets_one_line_and_status_130(argv, monkeypatch, capsys):
-    def interrupted(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(plot, "make", interrupted)
-    monkeypatch.setattr(beside, "main", interrupted)
-    with pytest.raises(SystemExit) as stop:
-        plot.main(argv)
-    assert stop.value.code == 130 and capsys.readouterr().err == "plot.py: interrupted\n"
+@pytest.mark.parametrize(
+    "module, function, argv, name",
+    [
+        (plot, "make", [], "plot.py"),
+        (plot, "measure_targets", ["--measure", "targets"], "plot.py"),
+        (beside, "main", ["RUN"], "plot.py"),
+        (field, "make", ["--draw"], "field.py"),
+        (film, "film", ["RUN"], "reproduce.film"),
+        (held_out, "held_out", ["RUN"], "reproduce.held_out"),
+        (search, "check_trial", [RUN], "reproduce.search"),
+    ],
+)
+def test_ctrl_c_gets_one_line_and_status_130(module, function, argv, name, monkeypatch, capsys):
+    monkeypatch.setattr(module, function, lambda *_: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may have been started without one
+    try:
+        with pytest.raises(SystemExit) as stop:
+            (plot if module is beside else module).main(argv)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert stop.value.code == 130 and capsys.readouterr().err == f"{name}: interrupted\n"
 
 
 def test_seeds_of_other_settings_are_not_averaged(tmp_path, capsys):
@@ -178,6 +192,18 @@ def test_seeds_of_other_settings_are_not_averaged(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         plot.main(["--results", str(tmp_path)])
     assert stop.value.code == 2 and f"{RUN}__SCPO__2.csv can't be averaged" in capsys.readouterr().err
+
+
+def test_seeds_of_another_total_length_are_not_averaged(tmp_path, capsys):
+    """With an annealed learning rate the first 100 iterations of 200 aren't those of 100."""
+    for seed in (1, 2):
+        write_run(tmp_path, f"{RUN}__SCPO__{seed}", 100 * seed)
+        settings = dict(seed=seed, total_timesteps=3276800 * seed)
+        (tmp_path / "runs" / f"{RUN}__SCPO__{seed}.json").write_text(json.dumps(settings))
+    with pytest.raises(SystemExit) as stop:
+        plot.main(["--results", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "total_timesteps 6553600, not 3276800" in said
 
 
 def test_a_run_copied_to_another_seed_is_not_counted_as_one(tmp_path, capsys):
@@ -226,11 +252,11 @@ def test_runs_of_unequal_length_are_not_compared(tmp_path):
 
 
 def test_which_revision_made_what_is_shown(tmp_path):
-    for seed, revision in ((1, "a1"), (2, "b2-dirty"), (3, "a1")):
+    for seed, revision in ((1, "a1"), (2, "b2-dirty"), (3, "a1"), (4, "b2-dirty-0123456789ab")):
         write_run(tmp_path, f"{RUN}__CPO__{seed}", 100, revision=revision)
     (tmp_path / "runs" / f"{RUN}__CPO__3.json").write_text(json.dumps(dict(revision="a1", revisions=["a1", "c3"])))
     (row,) = plot.campaign(plot.load_campaign(tmp_path)[0], {})
-    assert row["revision"] == "a1 b2* a1+c3" and "a1 b2* a1+c3" in plot.table(plot.BESIDE, [row])[-1]
+    assert row["revision"] == "a1 b2* a1+c3 b2*" and "a1 b2* a1+c3 b2*" in plot.table(plot.BESIDE, [row])[-1]
 
 
 def test_the_final_numbers_by_hand():
@@ -508,9 +534,11 @@ def test_the_velocity_is_that_of_the_saved_policies(tmp_path, capsys):
     biases = [x for name, x in checkpoint["agent"].items() if name.startswith("actor") and name.endswith("bias")]
     biases[-1][:] = torch.tensor([1.0, 0.0])  # full throttle along x
     torch.save(checkpoint, last)
+    plot.write_columns(tmp_path / "velocity.csv", {name: np.zeros(250) for name in ("step", "SCPO, seed 1")})
     plot.measure_velocity(tmp_path, tmp_path)
     measured = curves.read(tmp_path / "velocity.csv")
-    assert list(measured) == ["step", "SCPO, seed 3"] and len(measured["step"]) == 250
+    assert list(measured) == ["step", "SCPO, seed 1", "SCPO, seed 3"] and list(measured["step"]) == [*range(1, 251)]
+    assert not measured["SCPO, seed 1"].any()  # no such policy is here, so what is known of it stays
     speeds = measured["SCPO, seed 3"]
     assert speeds[0] < 0.5 and speeds[-1] > 2.5 and np.diff(speeds).min() > -1e-3  # from rest, ever faster
     checkpoint["args"]["total_timesteps"] = 500  # so it was stopped after half of its run

@@ -203,6 +203,13 @@ def test_no_environments_are_refused_as_such(capsys, tmp_path):
     assert "--num-envs is 0, but must be" in refused(capsys, run_script, "scpo_continuous", *argv)
 
 
+@pytest.mark.parametrize("flag, value", [("--seed", "-1"), ("--num-steps", "0")])
+def test_no_worker_is_started_for_wrong_flags(flag, value, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", lambda process: pytest.fail("it started"))
+    argv = [*flags("scpo_continuous", tmp_path / "runs"), flag, value, "--num-workers", 2]
+    assert f"{flag} is {value}, but must be" in refused(capsys, run_script, "scpo_continuous", *argv)
+
+
 def test_a_worker_has_32_environments_at_most(capsys, tmp_path):
     """Otherwise the actions that wait for it fill its pipe while it fills the other one, and both wait for ever."""
     argv = [*flags("scpo_continuous", tmp_path / "runs"), "--num-envs", 300, "--num-steps", 20, "--num-workers", 2]
