@@ -41,7 +41,7 @@ class RunArgs:
     exp_name: Optional[str] = None  # takes the script's place in the name of the run's folder
     resume: Optional[str] = None  # folder of a run to go on with; more --total-timesteps make a complete run longer
     min_safe_rate: float = 0.8  # share of an iteration's episodes that must be safe for best_safe.pt to take its policy
-    num_workers: int = 1  # processes that step the environments; more pay where steps take longer than updates
+    num_workers: int = 1  # processes that step the environments: faster where steps take longer than updates
     iteration_timeout: float = 3600.0  # seconds an iteration (the first: with start-up) may take, else the run ends
     track: bool = False  # log to Weights & Biases too (pip install wandb)
     wandb_project_name: str = "scpo"  # Weights & Biases project
@@ -118,7 +118,7 @@ def load_checkpoint(given, script, Flags):
     except Exception as error:
         raise ValueError(f"--resume: {path} is truncated or not a checkpoint of ours") from error
     check(given, "resume", made_by == script.name, f"a run of {script.name}; this is one of {made_by}")
-    check(given, "resume", not differing, f"a run of this version; {', '.join(sorted(differing))} came or went")
+    check(given, "resume", not differing, f"one of this version: {', '.join(sorted(differing))} was added or removed")
     return checkpoint
 
 

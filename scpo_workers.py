@@ -1,8 +1,8 @@
 """Environments in processes of their own, for tasks whose steps take longer than the updates: `--num-workers N`.
 
-The worker that an environment lives in changes nothing: it is seeded by itself, so a run is the same for any N, to the
-last bit. Only tasks that draw from the global generators of Python or NumPy differ. For a given N they too do the same
-in every run. A worker gets all its actions before its answers are read. With many environments both pipes could be
+It doesn't matter which worker an environment is in. Each one has a seed of its own, so a run is the same for any N, to
+the last bit. Only tasks that draw from the global generators of Python or NumPy differ. For a given N they too do the
+same in every run. A worker gets all its actions before its answers are read. With many environments both pipes could be
 full, and both sides would wait for ever, so scpo_run.py allows 32 a worker.
 """
 
@@ -102,7 +102,7 @@ def with_workers(train, args):
         connections = []
         for worker in range(args.num_workers):
             connection, other_end = context.Pipe()
-            seed = np.random.SeedSequence([args.seed, worker]).generate_state(1).item()  # no other seed has a worker's
+            seed = np.random.SeedSequence([args.seed, worker]).generate_state(1).item()  # not another seed's
             job = (other_end, train.__globals__["make_env"], seed)
             process = context.Process(target=work, args=job, daemon=True)
             process.start()

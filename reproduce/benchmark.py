@@ -112,7 +112,7 @@ def here():
 
 
 def refuse_mixtures(runs, args):
-    """Ends with one line where an attempt to count or to go on with has other settings, or was made by other code."""
+    """Ends with one line if a run to count or to resume has other settings, or was made by other code."""
     references, revision = {}, here()
     for run in runs:
         attempt = run.attempt()
@@ -141,7 +141,7 @@ def refuse_mixtures(runs, args):
 
 
 def measured_seconds(runs, stop):
-    """Returns {run name: (seconds to start, seconds an iteration)}, by two iterations on Run and 1,000 steps a task."""
+    """Returns {run name: (seconds to start, seconds an iteration)}, from two iterations and 1,000 steps a task."""
     import gymnasium as gym
 
     import scpo_envs  # noqa: F401

@@ -82,9 +82,9 @@ def finals(groups, published):
 def paid(groups, published, speeds):
     """Returns a dict for each algorithm of a task: steps and cost until it has reached the common target and stays.
 
-    "All of it" is the published return itself, of which the target is SHARE.
+    "All of it" is the published return itself. The target is SHARE, nine tenths, of it.
 
-    speeds: {(task, script): steps a second}, which gives minutes. Stable-Baselines3's are of all published steps.
+    speeds: {(task, script): steps a second}, which gives minutes. For Stable-Baselines3 it is all published steps.
     """
     rows = []
     for task, labels in groups.items():
@@ -118,9 +118,9 @@ def paid(groups, published, speeds):
 
 
 def trials(rows, results):
-    """Returns a dict for each complete trial of a fifth of the published steps, after the paper's settings there.
+    """Returns a dict for each task with the paper's settings after a fifth of the steps, then for each trial that long.
 
-    rows: of results/search.csv.
+    rows: of results/search.csv. Only complete trials count.
     """
     found = []
     for task, (_, length) in TASKS.items():

@@ -2,9 +2,10 @@
 
 RUN is a baseline's folder. From its last checkpoint, --batches batches are sampled with the same policy. From each a
 step is made, as in training. Its surrogates, the estimated changes of return and cost, are then taken on that batch
-(own) and on the others (other, their mean). Where the two differ, the step fits the noise of its batch. Writes a row a
-batch to results/held_out.csv, and prints the means. Costs are those of an episode that lasts to the time limit: the
-change of a step times its length. Returns are in standard deviations of the advantage.
+(own_return, own_cost) and on each of the others (other_return, other_cost: the mean). Where the two differ, the step
+fits the noise of its batch. Writes a row a batch to results/held_out.csv, and prints the means. Costs are those of an
+episode that lasts to the time limit: the change of a step times its length. Returns are in standard deviations of the
+advantage.
 """
 
 import copy

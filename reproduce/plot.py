@@ -244,13 +244,15 @@ def thinned(x, blocks=100):
 
 
 def frame(axis, title, limit=None):
-    """Title and grid of a panel; of a cost's, with its limit, that one dash-dotted and an axis from 0 too."""
+    """Title and grid of a panel. A panel of costs also gets its limit, dash-dotted, and an axis that starts at 0."""
     axis.set_title(title, fontsize=9)
     axis.grid(alpha=0.3)
     if limit is not None:
         axis.axhline(limit, color="black", linestyle="-.", linewidth=0.8)
         axis.set_yscale("symlog", linthresh=max(limit, 1e-3))
         axis.set_ylim(bottom=0 if limit else -1e-4)  # a limit of 0 is seen above the edge
+        ticks = [x for x in limit * np.array([0, 0.5, 1, 2, 4, 16]) if x <= axis.get_ylim()[1]]
+        axis.set_yticks(ticks, [f"{x:g}" for x in ticks])  # the scale's own are powers of ten
 
 
 def band(axis, steps, values, label, **look):

@@ -72,8 +72,9 @@ def iterations(args, schedule="none", hold=None, ent_coef_end=None):
     An iteration in which no episode ends has the numbers of the one before.
 
     schedule: "k" or "beta" lets it rise from 0 to its value over the first half of the run. "limit" lets the cost limit
-    fall from 1 a step to its value, by the same factor each time. With `hold` it stays there for that share of the run.
-    Then it follows the cost down: each iteration it is 0.97 times the mean cost, if that is less than before.
+    fall to its value from an episode's length, a cost of 1 a step, by the same factor each time. With `hold` it stays
+    there for that share of the run. Then it follows the cost down: each iteration it is 0.97 times the mean cost, if
+    that is less than before.
     ent_coef_end: the weight of the entropy bonus moves to this value, linearly over the run.
     """
     script, envs, episodes = script_of(args.env_id), [], [{"return": np.nan, "cost": np.nan}]

@@ -229,7 +229,7 @@ def test_help_shows_the_tasks_defaults_and_each_flags_comment(capsys):
         scpo_run.run(module.train, module.Args, module.TASK_SETTINGS, ["--env-id", "SafetyBallRun-v0", "--help"])
     shown = " ".join(capsys.readouterr().out.replace("│", "").split())
     assert stop.value.code == 0
-    assert "--k FLOAT power of Q^c in the reward;" in shown and "what ended safely (default: 4)" in shown
+    assert "--k FLOAT power of Q^c in the reward;" in shown and "that of safe episodes (default: 4)" in shown
     assert "(default: 3276800)" in shown and "folder of a run to go on with" in shown
 
 
@@ -682,7 +682,7 @@ LACKING = [f"no {name}" for name in scpo_run.SAVED]
         ("no moments", "last.pt lacks a part or doesn't fit (KeyError('moments'))"),
         ("no numpy_rng", "last.pt lacks a part or doesn't fit (KeyError('numpy_rng'))"),
         ("wider", "last.pt lacks a part or doesn't fit (RuntimeError("),
-        ("older", "must be a run of this version; k came or went"),
+        ("older", "must be one of this version: k was added or removed"),
         ("other", "must be a run of test_scpo_run.py; this is one of cpo.py"),
     ],
 )

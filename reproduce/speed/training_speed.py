@@ -1,4 +1,4 @@
-"""Steps a second of training, by turns in the same minutes, one thread each: our scripts beside each other and peers.
+"""Steps a second of training, measured alternately, one thread each: our scripts beside each other and peers.
 
     python -m reproduce.speed.training_speed [--scripts scpo_continuous.py "scpo_continuous.py --fast"] [--tasks Circle]
         [--peer "NAME=PYTHON reproduce/speed/peer_sb3.py {env_id} {iterations}"] [--csv results/speed.csv]
