@@ -790,6 +790,8 @@ def test_what_the_page_says_of_point_goal():
     script = importlib.import_module("baselines.trpo_lagrangian")
     noise = script.Args().std_end, np.interp(376 / 1250, [0, 1], [script.Args().std_start, script.Args().std_end])
     assert "then falls from {1:.2f} again, where it had come down to {0:.2f}.".format(*noise) in page()
+    rises = [script.update_multiplier(0, [60], field.COST_LIMIT, rate) for rate in (script.Args().lagrangian_lr, 3e-4)]
+    assert "At a cost of 60 that is {:g} an iteration with the default, and {:g} with 0.0003.".format(*rises) in page()
     said = "ends at {:.1f} / {:.1f}, with {:.0f} % of the episodes safe and a multiplier of {:.1f}."
     assert said.format(*last[:2], 100 * last[2], last[3]) in page()
     assert 1.8 < last[0] / trpo_l[0] < 2 and last[1] < field.COST_LIMIT  # "keeps the limit, at nearly twice the return"
