@@ -22,6 +22,7 @@ from reproduce.studies import STUDIES
 
 matplotlib.use("Agg")
 matplotlib.rcParams["svg.hashsalt"] = "scpo"  # the same drawing gives the same file
+matplotlib.rcParams["svg.fonttype"] = "none"  # text as text, which is smaller than its outlines
 import matplotlib.pyplot as plt  # noqa: E402
 
 METRICS = {  # column: (its name among the published curves, title)

@@ -550,7 +550,7 @@ def test_the_page_says_what_batches_the_baselines_have():
             (task, seed) for task in field.TASKS for seed in (1, 2, 3) if kept(task, algo, seed).exists()
         ):
             settings = json.loads(kept(task, algo, seed).with_suffix(".json").read_text())
-            said = "but smaller batches: {num_envs} environments x {num_steps:,} steps".format(**settings)
+            said = "but with smaller batches: {num_envs} environments x {num_steps:,} steps".format(**settings)
             assert f"{said} in place of {usual.num_envs} x {usual.num_steps:,}." in page()
 
 
@@ -587,7 +587,7 @@ def test_what_the_page_says_of_the_trials_on_the_cheetah_and_the_hopper():
     assert f"the trial on the cheetah ended at {cheetah:,.0f}, the one on the hopper at {after:,.0f}." in page()
     assert f"The return rises from {before:.0f} to {after:,.0f}. These two rows differ in nothing else." in page()
     smaller = returned("Hopper", k=1, beta=0, safety_gamma=0.999, steps="2.1")
-    assert f"without a cost penalty ended at {smaller:.0f}, much as before" in page()
+    assert f"without a cost penalty ended at {smaller:.0f}, also low" in page()
     firsts = [curves.read(kept("SafetyHalfCheetahVelocity-v1", "SCPO", seed)) for seed in (1, 2, 3)]
     assert all((first["safe_episode_rate"][:10] == 1).all() for first in firsts)
     assert "all of the cheetah's episodes are safe in the first ten iterations" in page()
@@ -692,7 +692,7 @@ def test_what_the_page_says_of_the_trials_on_point_goal():
     assert point("the defaults", 0.1, 1)[0] > 10 and point("the defaults", 0.1, 1)[1] > limit
     measured = {row["name"]: float(row["value"]) for row in curves.rows_of(ROOT / "results" / "measured.csv")}
     q = measured["PointGoal1, SCPO seed 1: mean Q^c at the end"]
-    assert f"Q^c is {q:.2f} on average at the end. With k 4 an action with this Q^c gets {q**4:.2f} of" in page()
+    assert f"the mean Q^c is {q:.2f} at the end. With k 4 an action with this Q^c keeps {q**4:.2f} of" in page()
     # A limit that begins lenient
     lenient, biased = point(usual), point()
     assert (
@@ -709,11 +709,11 @@ def test_what_the_page_says_of_the_trials_on_point_goal():
     short, long = point(beta=0.2), point(beta=0.2, steps=5.0)
     said = "With `--beta 0.2` in place of 0.05 the trial ends at {:.1f} / {:.1f}. A trial of 5.0 million steps"
     assert said.format(*short) in page()
-    assert "at the end at {:.1f} / {:.1f}. - **A limit".format(*long) in page()
+    assert "and {:.1f} / {:.1f} at the end. - **A limit".format(*long) in page()
     (row,) = [x for x in rows if x["beta"] == "0.2" and x["limit_factor"] == "40" and x["steps"] == "5005312"]
     text = (ROOT / "results" / "search" / f"{task}.journal").read_text()
     quarters = told_after_each_quarter(map(json.loads, text.splitlines()), row)
-    said = "Half-way it is at {:.1f} / {:.1f}, at three quarters at {:.1f} / {:.1f}, at the end"
+    said = "It has {:.1f} / {:.1f} half-way, {:.1f} / {:.1f} at three quarters ([its"
     assert said.format(*quarters[2], *quarters[3]) in page()
     # A limit that begins less lenient
     best = [point(beta=beta, factor=8, steps=5.0) for beta in (0.2, 0.1)]
@@ -748,7 +748,7 @@ def test_what_the_page_says_of_point_goal():
     good = {x["algorithm"] for x in published if float(x["return_mean"]) > 18}
     assert (
         good == {"TRPOPID", "PCPO", "TRPOLag"}
-        and "TRPOPID, PCPO and TRPOLag are within the limit at returns above 18" in page()
+        and "TRPOPID, PCPO and TRPOLag have a mean cost within the limit at returns above 18" in page()
     )
     first = [10 * (1 - run.columns["safe_episode_rate"][:10].mean()) for run in runs if run.task == task]
     assert (round(min(first)), round(max(first))) == (2, 5) and "two to five of ten episodes break the limit" in page()
@@ -757,8 +757,8 @@ def test_what_the_page_says_of_point_goal():
     assert f"samples {ours:,.0f} steps a second on PointGoal1 instead of {theirs:,.0f} (" in page()
 
     # SCPO's own runs, TRPO-L and CPO
-    scpo, trpo_l = ends(task, "SCPO"), ends(task, "TRPO-L").mean(1)
-    said = "within the limit, but at returns of {}, with {} of the episodes safe."
+    scpo, trpo_l = ends(task, "SCPO"), ends(task, "TRPO-L")
+    said = "a mean cost within the limit, but at returns of {}, with {} of the episodes safe."
     assert said.format(listed(scpo[0], "{:.1f}"), listed(100 * scpo[2], "{:.0f} %")) in page()
     assert scpo[1].max() < field.COST_LIMIT and scpo[0].max() < best_published(task)
     courses = [by_millions(curves.read(kept(task, "SCPO", seed))) for seed in (1, 2, 3)]
@@ -772,12 +772,12 @@ def test_what_the_page_says_of_point_goal():
     assert "the return reaches {:.1f}, at a cost of {:.1f}, before it falls".format(*max(course)) in page()
     assert max(course) == course[2] and course[8][0] < course[2][0] / 2
     (theirs,) = [float(x["return_mean"]) for x in published if x["label"] == "TRPO-L"]
-    said = f"It ends at {trpo_l[0]:.1f} and a cost of {trpo_l[1]:.1f}, far below the published {theirs}."
-    assert said in page() and trpo_l[0] < theirs / 2
+    said = f"Its returns end at {{}}, far below the published {theirs}, and its costs at {{}}."
+    assert said.format(*(listed(trpo_l[i], "{:.1f}") for i in (0, 1))) in page() and trpo_l[0].max() < theirs / 2
     told = {
         name.split(", TRPO-L ")[1]: value for name, value in measured.items() if name.startswith("PointGoal1, TRPO")
     }
-    said = "At the default of 0.05 the multiplier is {:.0f} after ten iterations."
+    said = "At the default of 0.05 the multiplier is {:.0f} after ten iterations (seed 2)."
     assert said.format(told["at the default rate: multiplier"]) in page()
     slower = [told[f"with a slower multiplier: {x}"] for x in ("return", "cost")]
     assert "With 0.002, two million steps, the trial ends at {:.1f} / {:.1f}.".format(*slower) in page()
@@ -789,12 +789,12 @@ def test_what_the_page_says_of_point_goal():
     last = [told[f"at a rate of 0.0003, 10 million steps: {x}"] for x in ("return", "cost", "safe", "multiplier")]
     script = importlib.import_module("baselines.trpo_lagrangian")
     noise = script.Args().std_end, np.interp(376 / 1250, [0, 1], [script.Args().std_start, script.Args().std_end])
-    assert "then falls from {1:.2f} again, where it had come down to {0:.2f}.".format(*noise) in page()
+    assert "set the noise of the actions from {:.2f} back to {:.2f}.".format(*noise) in page()
     rises = [script.update_multiplier(0, [60], field.COST_LIMIT, rate) for rate in (script.Args().lagrangian_lr, 3e-4)]
     assert "At a cost of 60 that is {:g} an iteration with the default, and {:g} with 0.0003.".format(*rises) in page()
     said = "ends at {:.1f} / {:.1f}, with {:.0f} % of the episodes safe and a multiplier of {:.1f}."
     assert said.format(*last[:2], 100 * last[2], last[3]) in page()
-    assert 1.8 < last[0] / trpo_l[0] < 2 and last[1] < field.COST_LIMIT  # "keeps the limit, at nearly twice the return"
+    assert 2.8 < last[0] / trpo_l[0].mean() < 3.5 and last[1] < field.COST_LIMIT  # "at three times the mean return"
     assert last[0] == pytest.approx(scpo[0].mean(), abs=1.5) and last[2] == pytest.approx(scpo[2].mean(), abs=0.03)
     cpo, (over, own, other) = ends(task, "CPO").mean(1), held_out(task)
     said = f"It earns {cpo[0]:.1f}, more than all published algorithms that know the limit, but at a cost of "
