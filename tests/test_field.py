@@ -501,6 +501,7 @@ def held_out(task):
     """Of CPO: excess cost of each of 12 batches, a step's change of cost on its batch and on the others, (3, 12)."""
     rows = [row for row in curves.rows_of(ROOT / "results" / "held_out.csv") if row["task"] == field.TASKS[task]]
     assert len(rows) == 12 and {row["script"] for row in rows} == {"cpo.py"}
+    assert {row["iteration"] for row in rows} == {"1250"}  # the last policy of a run of 10^7 steps
     return np.array([[float(row[name]) for row in rows] for name in ("excess_cost", "own_cost", "other_cost")])
 
 
@@ -540,7 +541,8 @@ def test_a_run_is_named_by_each_setting_that_is_not_ours_now(tmp_path):
         path = tmp_path / "runs" / f"Safety{name}.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     labels = [run.label for run in field.load(tmp_path)[0] if "Hopper" in run.task]
-    assert sorted(set(labels)) == ["CPO", "CPO, num_steps 2000", "SCPO", "SCPO, cost_limit 10, k 2", "TRPO-L"]
+    usual = "SCPO, ent_coef 0.01, termination_cost 0"
+    assert sorted(set(labels)) == ["CPO", "CPO, num_steps 2000", "SCPO", "SCPO, cost_limit 10, k 2", usual, "TRPO-L"]
 
 
 def test_the_page_says_what_batches_the_baselines_have():
@@ -555,18 +557,18 @@ def test_the_page_says_what_batches_the_baselines_have():
 
 
 def test_what_the_page_says_of_safety_gamma():
-    rows = [
-        row for row in curves.rows_of(ROOT / "results" / "search.csv") if row["task"] == "SafetyHalfCheetahVelocity-v1"
-    ]
     safe, returned = {}, {}
-    for row in rows:
-        if row["steps"] == "1048576" and row["norm_obs"] == "True" and row["state"] == "complete":
-            key = float(row["k"] or 4), float(row["beta"] or 1), float(row["safety_gamma"] or 0.995)
+    for row in curves.rows_of(ROOT / "results" / "search.csv"):
+        if row["task"] in field.TASKS and row["norm_obs"] == "True" and row["state"] == "complete":
+            task = row["task"], row["steps"], float(row["termination_cost"] or 0)
+            key = (*task, float(row["k"] or 4), float(row["beta"] or 1), float(row["safety_gamma"] or 0.995))
             safe[key], returned[key] = float(row["safe"]), float(row["return"])
-    gains = [safe[k, beta, 0.999] - safe[k, beta, 0.995] for k, beta in ((2, 0), (4, 1))]
-    assert "episodes are safe, {:.0f} and {:.0f} of a hundred".format(*(100 * gain for gain in gains)) in page()
-    ratios = [returned[k, beta, 0.999] / returned[k, beta, 0.995] for k, beta in ((2, 0), (4, 1))]
-    assert f"{100 * (1 - ratios[0]):.0f} % lower in one pair and the same" in page() and abs(ratios[1] - 1) < 0.01
+    pairs = [("SafetyHalfCheetahVelocity-v1", "1048576", 0, k, beta) for k, beta in ((2, 0), (4, 1))]
+    pairs += [("SafetyHopperVelocity-v1", "2097152", 26, 4, 1)]
+    gains = [100 * (safe[(*pair, 0.999)] - safe[(*pair, 0.995)]) for pair in pairs]
+    assert f"episodes are safe: {listed(gains, '{:.0f}')} of a hundred." in page()
+    changes = [100 * (returned[(*pair, 0.999)] / returned[(*pair, 0.995)] - 1) for pair in pairs]
+    assert f"The return changes by {listed(changes, '{:.0f} %')}." in page()
 
 
 def test_what_the_page_says_of_the_trials_on_the_cheetah_and_the_hopper():
@@ -582,10 +584,24 @@ def test_what_the_page_says_of_the_trials_on_the_cheetah_and_the_hopper():
         return row["return"][0]
 
     cheetah = returned("Cheetah", beta=0, steps="2.1")
-    usual = dict(steps="2.1", limit="25", k=4, beta=1)
-    before, after = (returned("Hopper", termination_cost=x, safety_gamma=0.995, **usual) for x in (0, 26))
+    usual = dict(steps="2.1", limit="25", k=4, beta=1, safety_gamma=0.995)
+    before, after = (returned("Hopper", termination_cost=x, **usual) for x in (0, 26))
+    best = returned("Hopper", termination_cost=0, **{**usual, "settings": "the defaults"})
     assert f"the trial on the cheetah ended at {cheetah:,.0f}, the one on the hopper at {after:,.0f}." in page()
-    assert f"The return rises from {before:.0f} to {after:,.0f}. These two rows differ in nothing else." in page()
+    safe = {row["return"][0]: 100 * row["safe"][0] for row in rows}
+    for end in (best, after):
+        said = f"With seed 101 the return rises from {before:.0f} to {end:,.0f}, with {safe[end]:.0f} % of the episodes safe. These two"
+        assert f"{said} rows differ in nothing else." in page()
+    papers = "num_envs 16, num_steps 2048, learning_rate 0.0002, log_std_init 0, reward_scale 1, norm_obs False"
+    assert f"which ends at {returned('Hopper', settings=papers):.0f} after 1.0 million steps." in page()
+    assert best == max(row["return"][0] for row in rows if "Hopper" in row["task"])
+    hopper = "SafetyHopperVelocity-v1"
+    (good, _, safe), (fallen, _, _) = ends(hopper, "SCPO, ent_coef 0.01, termination_cost 0").T
+    assert f"One ends at {good:,.0f}, with {100 * safe:.0f} % of the episodes safe. The other learns to fall" in page()
+    assert f"fall early and ends at {fallen:.0f}." in page()
+    lengths = {name: curves.read(kept(hopper, "SCPO", name))["episodic_length"] for name in (1, 2, 3, "2-default")}
+    assert curves.last_tenth(lengths.pop("2-default")) < 500
+    assert all(curves.last_tenth(x) > 900 for x in lengths.values())  # "no hopper falls early"
     smaller = returned("Hopper", k=1, beta=0, safety_gamma=0.999, steps="2.1")
     assert f"without a cost penalty ended at {smaller:.0f}, also low" in page()
     firsts = [curves.read(kept("SafetyHalfCheetahVelocity-v1", "SCPO", seed)) for seed in (1, 2, 3)]
@@ -617,6 +633,20 @@ def test_what_the_page_says_of_the_cheetah():
     assert f"is just below the limit ({trpo_l[1]:.1f}), CPO's above it ({cpo[1]:.1f})." in page()
     assert trpo_l[1] == pytest.approx(limit, abs=0.2) and cpo[1] > limit + 0.5
     assert f"Of their episodes {100 * trpo_l[2]:.0f} % and {100 * cpo[2]:.0f} % are safe." in page()
+    measured = {row["name"]: float(row["value"]) for row in curves.rows_of(ROOT / "results" / "measured.csv")}
+    q = measured["cheetah, SCPO seed 1: mean Q^c at the end"]
+    assert f"Q^c is {q:.2f} on average, so with k 4 a reward keeps {q**4:.2f} of itself." in page()
+    for algo in ("SCPO", "CPO"):
+        slow, fast = (measured[f"cheetah, {algo} seed 1: speed, {x} % quantile"] for x in (5, 95))
+        assert f"have a speed between {slow:.2f} and {fast:.2f}." in page() and fast < 3.2096
+    told = [
+        measured[f"cheetah, {x} seed 1: {y} of the mean actions"] for x in ("SCPO", "CPO") for y in ("return", "cost")
+    ]
+    assert "SCPO earns {:,.0f} at a cost of {:.1f}, CPO {:,.0f} at a cost of {:.1f}.".format(*told) in page()
+    unclipped = [measured[f"cheetah, SCPO seed {x} before observations were clipped: return"] for x in (1, 2)]
+    hopper = measured["hopper, SCPO seed 1 before observations were clipped: return"]
+    said = f"clipped to [-10, 10], SCPO's seeds 1 and 2 ended at {listed(unclipped)}, and seed 1 on the hopper at "
+    assert f"{said}{hopper:,.0f}." in page()
     over, own, other = (values.mean() for values in held_out(cheetah))
     said = f"over the limit by {over:.1f} on average. The step made from it lowers the estimated cost of an episode by "
     said += f"{-own:.1f} on that batch. On the other batches it raises this cost by {other:.1f}, with a standard error "
@@ -632,6 +662,11 @@ def test_what_the_page_says_of_the_hopper():
         f"**The hopper.** SCPO's return is {share:.0f} % of the best published one within the limit, and {safe:.0f} %"
     )
     assert said in page()
+    mine = listed(scpo[0]), listed(100 * scpo[2], "{:.0f} %")
+    assert "Its returns are {}, with {} of the episodes safe. TRPO-L's".format(*mine) in page()
+    measured = {row["name"]: float(row["value"]) for row in curves.rows_of(ROOT / "results" / "measured.csv")}
+    q, speed = (measured[f"hopper, SCPO seed 1: {x}"] for x in ("mean Q^c at the end", "median speed"))
+    assert f"slower than {speed:.2f}. The limit is 0.74. At the end Q^c is {q:.2f} on average" in page()
     said = (
         "TRPO-L's returns are {}, with {} of the episodes safe. CPO's are {}, with {} safe, far below the published {}."
     )
@@ -654,9 +689,9 @@ def test_what_the_page_says_of_the_hopper():
         f"of CPO it has {one[6]:.0f} in the seventh million and {one[9]:.0f} in the last, but then most episodes exceed"
     )
     assert said in page() and two[4] == min(two) and one[6] == min(one) and cpo[2, 0] < 0.5
-    for task in (cheetah, hopper):  # the mean cost is close to the limit, and most episodes are safe
-        _, cost, safe = ends(task, "SCPO").mean(1)
-        assert 0.85 * field.COST_LIMIT < cost < field.COST_LIMIT and safe > 0.9
+    _, costs, safe = np.hstack([ends(task, "SCPO") for task in (cheetah, hopper)])
+    assert ((costs > 0.85 * field.COST_LIMIT) == [1, 1, 1, 0, 1, 1]).all()  # close to the limit, but in one run
+    assert costs.max() < field.COST_LIMIT and safe.min() > 0.9
 
 
 def told_after_each_quarter(journal, row):
