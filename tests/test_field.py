@@ -590,7 +590,10 @@ def test_what_the_page_says_of_the_trials_on_the_cheetah_and_the_hopper():
     assert f"the trial on the cheetah ended at {cheetah:,.0f}, the one on the hopper at {after:,.0f}." in page()
     safe = {row["return"][0]: 100 * row["safe"][0] for row in rows}
     for end in (best, after):
-        said = f"With seed 101 the return rises from {before:.0f} to {end:,.0f}, with {safe[end]:.0f} % of the episodes safe. These two"
+        said = (
+            f"With seed 101 the return rises from {before:.0f} to {end:,.0f}, with {safe[end]:.0f} % of the episodes "
+        )
+        said += "safe. These two"
         assert f"{said} rows differ in nothing else." in page()
     papers = "num_envs 16, num_steps 2048, learning_rate 0.0002, log_std_init 0, reward_scale 1, norm_obs False"
     assert f"which ends at {returned('Hopper', settings=papers):.0f} after 1.0 million steps." in page()
