@@ -64,8 +64,10 @@ class Args:
     anneal_lr: bool = False  # lower the learning rate linearly to 0 over the run (the paper doesn't)
     gamma: float = 0.99  # discount of the reward
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation
-    clip_coef: float = 0.2  # the paper's epsilon: how far the surrogate follows the probability ratio away from 1
-    surrogate: Literal["l1", "l2"] = "l1"  # what is clipped; l1: PPO's pi/pi_0 - 1, l2: 1 - pi_0/pi; pi_0 sampled
+    clip_coef: float = (
+        0.2  # the paper's epsilon: how far the surrogate follows pi/pi_0 away from 1; pi_0: the old policy
+    )
+    surrogate: Literal["l1", "l2"] = "l1"  # what is clipped: l1 is PPO's pi/pi_0 - 1, l2 is 1 - pi_0/pi
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the reward critic's squared error
     safety_vf_coef: float = 0.5  # weight of the safety critic's squared error
@@ -73,9 +75,9 @@ class Args:
     target_kl: Optional[float] = None  # no further epoch once the mean KL divergence of one exceeds this (None: never)
     cost_limit: Optional[float] = None  # the paper's c_0: cost an episode may spend, undiscounted (None: must be given)
     limit_factor: float = 1  # the limit begins this many times as large and is as given from half of the run on
-    k: float = 4  # power of Q^c in the reward; 0: all of it counts; inf, with --safety-lambdas 1: that of safe episodes
+    k: float = 4  # power of Q^c in the reward; 0: it counts in full; inf, with --safety-lambdas 1: if surely safe
     beta: float = 1  # weight of the cost term; with k 0 it needs --penalty always
-    reward_scale: float = 1  # factor of the nullified reward: with large returns the critic's gradient is too large
+    reward_scale: float = 1  # factor of the nullified reward; below 1 it keeps the critic's gradient small
     reward_bias: float = 0  # the paper's b, added to each reward to make it positive
     penalty: Literal["unsafe", "always"] = "unsafe"  # cost term: beta (1 - Q^k) c, or beta c whatever Q is
     termination_cost: float = 0  # above 0: an episode that terminates is unsafe, and its last step costs this much more
@@ -451,7 +453,7 @@ def train(args, checkpoint=None, make_env=make_env):
         inputs, next_inputs = (agent.normalize(torch.as_tensor(x, device=device)) for x in (obs, next_obs))
         values, next_values = (agent.get_value(x).cpu().numpy() for x in (inputs, next_inputs))
         safety_values, next_safety_values = (agent.get_safety_value(x).cpu().numpy() for x in (inputs, next_inputs))
-        next_safety_values = np.where(dones == 1, 1, next_safety_values)  # the episode is over, and was safe
+        next_safety_values = np.where(dones == 1, 1, next_safety_values)  # over within the limit: it was safe
         next_safety_values = np.where(next_safe == 1, next_safety_values, 0)  # beyond the limit: unsafe for ever
         q = np.mean([safety_q(safe, next_safety_values, dones, args.safety_gamma, x) for x in args.safety_lambdas], 0)
         safety_targets = safety_target(safe, next_safety_values, dones, args.safety_gamma)

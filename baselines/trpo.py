@@ -67,7 +67,7 @@ class Args:
     backtrack: float = 0.8  # what a step is multiplied by, again and again, until it is accepted
     line_search_steps: int = 15  # lengths tried; when none is accepted the policy stays
     std_start: float = 0.509  # standard deviation of continuous actions, not learned; it falls linearly from here
-    std_end: float = 0.1  # what it has fallen to, linearly, in the last iteration
+    std_end: float = 0.1  # to this, in the last iteration
     cost_limit: Optional[float] = None  # cost an episode may spend on average, undiscounted (None: must be given)
     augment_state: bool = False  # append the share of the cost limit spent so far to the observation, as SCPO does
     device: Literal["cpu", "cuda"] = "cpu"  # where the updates run; the CPU is faster for networks this small

@@ -204,6 +204,13 @@ def test_finished_runs_are_skipped_and_interrupted_ones_resumed(capsys, tmp_path
     assert len(commands(capsys, *narrow, "--iterations", 30)) == 1
 
 
+def test_the_scripts_use_the_files_of_their_own_clone():
+    command = [sys.executable, "-c", "import scpo_run; print(scpo_run.__file__)"]
+    told = subprocess.run(command, env=curves.ONE_THREAD, cwd="/", capture_output=True, text=True, check=True)
+    assert curves.ONE_THREAD["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
+    assert told.stdout.strip() == str(ROOT / "scpo_run.py")
+
+
 def test_it_starts_without_torch_and_matplotlib(tmp_path):
     code = "import sys; from reproduce import benchmark; benchmark.main(['--dry-run', '--runs-dir', sys.argv[1]]); "
     code += "assert not {'torch', 'matplotlib', 'scipy'} & set(sys.modules), sorted(sys.modules)"

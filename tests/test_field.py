@@ -473,7 +473,7 @@ def test_the_page_shows_what_is_kept():
     runs, published = field.load(ROOT / "results" / "field")
     assert all(9.9e6 < run.columns["global_step"][-1] <= 1e7 for run in runs) and "have 10 million too" in text
     hours = sum(run.columns["seconds"][-1] for run in runs) / 3600
-    assert f"In all the runs took {hours:.0f} hours of one core." in page()
+    assert f"All runs together took {hours:.0f} hours of one core." in page()
     assert len(published) == 60 and len({row["algorithm"] for row in published} - {*field.UNCONSTRAINED}) == 16
     for line in field.published_table(published):
         assert line in text

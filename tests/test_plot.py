@@ -435,6 +435,23 @@ def test_words_around_a_block_stay(tmp_path):
     assert page.read_text() == text
 
 
+def test_a_page_that_lost_an_end_mark_is_named_and_left_alone(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("<!-- x: made by python -m reproduce.plot -->\nrest\n")
+    with pytest.raises(curves.BadFile, match="README.md has no <!-- end of x -->"):
+        plot.write_blocks(page, {"x": ["new"]})
+    assert page.read_text().endswith("rest\n")
+
+
+@pytest.mark.parametrize("limit", [25, 0.2])
+def test_a_panel_of_costs_shows_the_number_of_the_limit(limit):
+    figure, axis = plot.plt.subplots()
+    axis.plot([0, 1], [0, 3 * limit])
+    plot.frame(axis, "cost", limit)
+    assert [text.get_text() for text in axis.get_yticklabels()] == [f"{x * limit:g}" for x in (0, 0.5, 1, 2)]
+    plot.plt.close(figure)
+
+
 def test_another_folder_gets_its_own_page(tmp_path):
     write_run(tmp_path, f"{RUN}__SCPO__1", 2)
     plot.main(["--results", str(tmp_path), "--iterations", "2"])

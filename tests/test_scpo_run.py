@@ -229,7 +229,7 @@ def test_help_shows_the_tasks_defaults_and_each_flags_comment(capsys):
         scpo_run.run(module.train, module.Args, module.TASK_SETTINGS, ["--env-id", "SafetyBallRun-v0", "--help"])
     shown = " ".join(capsys.readouterr().out.replace("│", "").split())
     assert stop.value.code == 0
-    assert "--k FLOAT power of Q^c in the reward;" in shown and "that of safe episodes (default: 4)" in shown
+    assert "--k FLOAT power of Q^c in the reward;" in shown and "if surely safe (default: 4)" in shown
     assert "(default: 3276800)" in shown and "folder of a run to go on with" in shown
 
 
